@@ -1,0 +1,157 @@
+"""The front door of the operator: checks the arguments, chooses the backend."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nlrn.ops.correlation import Correlation
+
+
+class Affinity(NamedTuple):
+    """How a pair of pixels becomes a weight.
+
+    Attributes:
+        embedded: which learned embeddings the pair goes through first: "none", "shared" or "both".
+        distance: whether the score is -|theta_i - psi_j|^2 / h^2 instead of theta_i . psi_j.
+        softmax: whether the scores are exponentiated and normalised by their sum; the others are
+            divided by the number of neighbours, because their sum can be zero.
+    """
+
+    embedded: str
+    distance: bool
+    softmax: bool
+
+
+# The rows of the paper's Table 1.
+AFFINITIES = {
+    "euclidean": Affinity("none", distance=True, softmax=True),
+    "dot": Affinity("none", distance=False, softmax=False),
+    "embedded_dot": Affinity("both", distance=False, softmax=False),
+    "gaussian": Affinity("none", distance=False, softmax=True),
+    "symmetric_embedded_gaussian": Affinity("shared", distance=False, softmax=True),
+    "embedded_gaussian": Affinity("both", distance=False, softmax=True),
+}
+BORDERS = ("mask", "circular")
+BACKENDS = ("torch", "reference")  # in the order in which "auto" tries them
+DEFAULT_WORKSPACE = 64 * 2**20
+
+
+def neighborhood_attention(
+    theta: Tensor,
+    psi: Tensor,
+    g: Tensor,
+    *,
+    window: int,
+    affinity: str = "embedded_gaussian",
+    border: str = "mask",
+    bandwidth: float = 10.0,
+    prior: Correlation | Tensor | None = None,
+    keep_correlation: bool = True,
+    reuse_prior: bool = False,
+    workspace: int = DEFAULT_WORKSPACE,
+    backend: str = "auto",
+) -> tuple[Tensor, Correlation | None]:
+    """Returns the attention of every pixel over its window, and the scores behind it.
+
+    For a pixel i and the pixels j of the window x window neighbourhood centred on it,
+    score(i, j) = theta_i . psi_j + prior(i, j) and out_i = sum_j softmax_j(score(i, j)) g_j.
+
+    Args:
+        theta: query embedding of each pixel [B, D, H, W].
+        psi: key embedding of each pixel [B, D, H, W].
+        g: value of each pixel [B, C, H, W].
+        window: odd side q of the neighbourhood; it may be larger than the image.
+        affinity: a name of AFFINITIES; the ones without a softmax divide by the number of
+            neighbours inside the image.
+        border: "mask" leaves pixels outside the image out, "circular" wraps around.
+        bandwidth: h of the euclidean affinity, exp(-|theta_i - psi_j|^2 / h^2).
+        prior: correlation of the previous state, or scores [B, H, W, window**2].
+        keep_correlation: whether the correlation is wanted; without it None comes back.
+        reuse_prior: lets a backend overwrite `prior` when no gradient is recorded, so that one
+            copy of the scores is enough; `prior` must not be used afterwards.
+        workspace: bytes that the torch backend may take for temporaries.
+        backend: "auto", or a name of BACKENDS, which then runs or raises with the reason.
+
+    Returns:
+        The attended values [B, C, H, W] and the correlation for the next state.
+    """
+    _check(theta, psi, g, window, affinity, border, prior)
+    name = _choose(backend, theta, affinity)
+    if name == "reference":
+        from nlrn.ops import reference
+
+        return reference.attend(
+            theta, psi, g, window, affinity, border, bandwidth, prior, keep_correlation
+        )
+    from nlrn.ops import torch_impl
+
+    return torch_impl.attend(
+        theta,
+        psi,
+        g,
+        window=window,
+        affinity=affinity,
+        circular=border == "circular",
+        bandwidth=bandwidth,
+        prior=prior,
+        keep_correlation=keep_correlation,
+        reuse_prior=reuse_prior,
+        workspace=workspace,
+    )
+
+
+def unsupported(backend: str, theta: Tensor, affinity: str) -> str | None:
+    """Says why the backend cannot run this call, or None when it can."""
+    if backend not in BACKENDS:
+        return f"backend must be 'auto' or one of {', '.join(BACKENDS)}, got {backend!r}"
+    if not theta.is_floating_point():
+        return f"the operator takes floating-point tensors, got {theta.dtype}"
+    return None
+
+
+def _choose(backend: str, theta: Tensor, affinity: str) -> str:
+    if backend != "auto":
+        if reason := unsupported(backend, theta, affinity):
+            raise ValueError(reason)
+        return backend
+    reasons = []
+    for name in BACKENDS:
+        reason = unsupported(name, theta, affinity)
+        if reason is None:
+            return name
+        reasons.append(f"{name}: {reason}")
+    raise ValueError("no backend can run this call; " + "; ".join(reasons))
+
+
+def _check(
+    theta: Tensor,
+    psi: Tensor,
+    g: Tensor,
+    window: int,
+    affinity: str,
+    border: str,
+    prior: Correlation | Tensor | None,
+) -> None:
+    if window < 1 or window % 2 == 0:
+        raise ValueError(f"window must be odd and positive, got {window}")
+    if affinity not in AFFINITIES:
+        raise ValueError(f"affinity must be one of {', '.join(AFFINITIES)}, got {affinity!r}")
+    if border not in BORDERS:
+        raise ValueError(f"border must be one of {', '.join(BORDERS)}, got {border!r}")
+    if theta.dim() != 4 or theta.shape != psi.shape:
+        shapes = f"{tuple(theta.shape)} and {tuple(psi.shape)}"
+        raise ValueError(f"theta and psi must both be [B, D, H, W], got {shapes}")
+    if g.dim() != 4 or g.shape[:1] + g.shape[2:] != theta.shape[:1] + theta.shape[2:]:
+        raise ValueError(f"g must be [B, C, H, W] like theta, got {tuple(g.shape)}")
+    if not theta.dtype == psi.dtype == g.dtype:
+        raise ValueError(f"dtypes differ: theta {theta.dtype}, psi {psi.dtype}, g {g.dtype}")
+    if 0 in theta.shape or 0 in g.shape:
+        raise ValueError(f"empty tensor: theta {tuple(theta.shape)}, g {tuple(g.shape)}")
+    if isinstance(prior, Tensor):
+        batch, _, height, width = theta.shape
+        expected = torch.Size((batch, height, width, window * window))
+        if prior.shape != expected:
+            raise ValueError(f"prior must be {tuple(expected)}, got {tuple(prior.shape)}")

@@ -1,0 +1,114 @@
+"""Weights by name from the package, or by path: safetensors with the config in the metadata.
+
+Knows no model: `load` gives the config as a dict, and tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FOLDER = files("nlrn.weights")
+FORMAT = "nlrn-1"  # raised when the keys of the tensors change
+
+
+class WeightsError(ValueError):
+    """A weight that is missing, damaged or of another kind; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the manifest: a weight in the package."""
+
+    name: str
+    file: str
+    sha256: str
+    task: str
+    description: str
+    data: tuple[str, ...]  # image sets that this weight or an ancestor has seen
+    sigma: float | None = None
+    psnr: tuple[tuple[str, float], ...] = ()
+
+
+@cache
+def manifest() -> dict[str, Entry]:
+    """The weights in the package by name."""
+    table = tomllib.loads(FOLDER.joinpath("manifest.toml").read_text(encoding="utf-8"))
+    return {name: _entry(name, values) for name, values in table.get("weights", {}).items()}
+
+
+def _entry(name: str, values: dict[str, Any]) -> Entry:
+    psnr = tuple(values.pop("psnr", {}).items())
+    return Entry(name=name, data=tuple(values.pop("data")), psnr=psnr, **values)
+
+
+def load(name_or_path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors of a weight in the package, checked by sha256, or of a file."""
+    name = str(name_or_path)
+    if name in manifest():
+        entry = manifest()[name]
+        content = FOLDER.joinpath(entry.file).read_bytes()
+        if hashlib.sha256(content).hexdigest() != entry.sha256:
+            raise WeightsError(f"{entry.file}: sha256 differs from the manifest; reinstall nlrn")
+        return _decode(content, entry.file)
+    path = Path(name_or_path)
+    if not path.is_file():
+        known = ", ".join(manifest()) or "none in this version"
+        raise WeightsError(f"{name}: neither a file nor a model of the package ({known})")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise WeightsError(f"{path}: {error.strerror}") from error
+    return _decode(content, str(path))
+
+
+def _decode(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    import safetensors
+    import safetensors.torch
+
+    try:
+        tensors = safetensors.torch.load(content)
+        length = int.from_bytes(content[:8], "little")
+        metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+        config = json.loads(metadata["config"])
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise WeightsError(f"{name}: not a safetensors file ({error})") from error
+    except KeyError as error:
+        raise WeightsError(f"{name}: has no nlrn config in its metadata") from error
+    if metadata.get("format") != FORMAT:
+        raise WeightsError(f"{name}: format {metadata.get('format')!r}, expected {FORMAT!r}")
+    return config, tensors
+
+
+def save(
+    path: str | Path, config: dict[str, Any], tensors: dict[str, Tensor], notes: dict[str, str]
+) -> None:
+    """Writes tensors and config into one file, under a temporary name until it is complete."""
+    import safetensors.torch
+
+    path = Path(path)
+    metadata = {"format": FORMAT, "config": json.dumps(config), **notes}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    content = safetensors.torch.save(tensors, metadata)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
