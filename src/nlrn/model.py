@@ -155,6 +155,7 @@ class NonLocal2d(nn.Module):
             raise ValueError(f"window must be odd and positive, got {window}")
         self.window, self.affinity, self.border = window, affinity, border
         self.bandwidth, self.keep_correlation = bandwidth, keep_correlation
+        self.operator = neighborhood_attention  # training may put a formulation of its own here
         embedded = AFFINITIES[affinity].embedded
         self.theta = nn.Conv2d(channels, embed, 1) if embedded != "none" else None
         self.psi = nn.Conv2d(channels, embed, 1) if embedded == "both" else None
@@ -168,10 +169,10 @@ class NonLocal2d(nn.Module):
     def forward(
         self, x: Tensor, prior: Correlation | Tensor | None = None
     ) -> tuple[Tensor, Correlation | None]:
-        """Features x [B, C, H, W] and the previous correlation -> (features like x, correlation)."""
+        """Features [B, C, H, W] and the previous correlation -> (features alike, correlation)."""
         theta = x if self.theta is None else self.theta(x)
         psi = theta if self.psi is None else self.psi(x)
-        out, correlation = neighborhood_attention(
+        out, correlation = self.operator(
             theta,
             psi,
             self.g(x),
@@ -238,11 +239,15 @@ class NLRN(nn.Module):
 
     Args:
         config: shape of the network; the paper's by default.
+
+    Attributes:
+        notes: what `save_pretrained` was told besides, such as the noise level of the training.
     """
 
     def __init__(self, config: NLRNConfig | None = None) -> None:
         super().__init__()
         self.config = config = config or NLRNConfig()
+        self.notes: dict[str, str] = {}
         modules = [config.is_non_local(t) for t in range(config.steps)]
         # Module i serves state i; a tied network has one cell, shared norms are one set.
         self.cells = nn.ModuleList(
@@ -291,18 +296,20 @@ class NLRN(nn.Module):
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path) -> NLRN:
         """The network of a weight in the package, or of a file that `save_pretrained` wrote."""
-        config, tensors = weights.load(name_or_path)
-        model = cls(NLRNConfig.from_dict(config))
+        weight = weights.load(name_or_path)
+        model = cls(NLRNConfig.from_dict(weight.config))
+        model.notes = weight.notes
         try:
-            model.load_state_dict(tensors)
+            model.load_state_dict(weight.tensors)
         except RuntimeError as error:
             first_line = " ".join(str(error).split())[:200]
             raise weights.WeightsError(f"{name_or_path}: {first_line}") from error
         return model.eval()
 
     def save_pretrained(self, path: str | Path, notes: dict[str, str] | None = None) -> None:
-        """Writes weights and config, and `notes` as further metadata, into a safetensors file."""
-        weights.save(path, dataclasses.asdict(self.config), self.state_dict(), notes or {})
+        """Writes weights, config and notes into one safetensors file."""
+        notes = self.notes | (notes or {})
+        weights.save(path, dataclasses.asdict(self.config), self.state_dict(), notes)
 
 
 def _conv3x3(channels_in: int, channels_out: int) -> nn.Conv2d:

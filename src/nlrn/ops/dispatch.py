@@ -103,6 +103,13 @@ def neighborhood_attention(
     )
 
 
+def memory_per_pixel(window: int, dtype: torch.dtype) -> int:
+    """Bytes per pixel that a kept correlation takes at most, for planning."""
+    from nlrn.ops.blocks import BLOCK
+
+    return (BLOCK + window - 1) ** 2 * dtype.itemsize
+
+
 def unsupported(backend: str, theta: Tensor, affinity: str) -> str | None:
     """Says why the backend cannot run this call, or None when it can."""
     if backend not in BACKENDS:

@@ -41,7 +41,7 @@ def attend(
     batch, _, height, width = theta.shape
     geometry = Geometry(batch, height, width, window, circular)
     blocks, reusable = _prior_blocks(prior, geometry, kind.softmax, theta.dtype)
-    theta, psi, g = (t.permute(0, 2, 3, 1).contiguous() for t in (theta, psi, g))  # B H W C
+    theta, psi, g = (t.permute(0, 2, 3, 1) for t in (theta, psi, g))  # B H W C
     inputs = [t for t in (theta, psi, g, blocks) if t is not None]
     if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
         out, scores = _Attend.apply(

@@ -1,6 +1,6 @@
 """Weights by name from the package, or by path: safetensors with the config in the metadata.
 
-Knows no model: `load` gives the config as a dict, and tensors.
+Knows no model: `load` gives the config as a dict, the tensors, and the notes left with them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +41,14 @@ class Entry:
     psnr: tuple[tuple[str, float], ...] = ()
 
 
+class Weight(NamedTuple):
+    """What a file holds."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    notes: dict[str, str]
+
+
 @cache
 def manifest() -> dict[str, Entry]:
     """The weights in the package by name."""
@@ -53,7 +61,7 @@ def _entry(name: str, values: dict[str, Any]) -> Entry:
     return Entry(name=name, data=tuple(values.pop("data")), psnr=psnr, **values)
 
 
-def load(name_or_path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def load(name_or_path: str | Path) -> Weight:
     """Config and tensors of a weight in the package, checked by sha256, or of a file."""
     name = str(name_or_path)
     if name in manifest():
@@ -73,7 +81,7 @@ def load(name_or_path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return _decode(content, str(path))
 
 
-def _decode(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _decode(content: bytes, name: str) -> Weight:
     import safetensors
     import safetensors.torch
 
@@ -88,7 +96,8 @@ def _decode(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, Tensor
         raise WeightsError(f"{name}: has no nlrn config in its metadata") from error
     if metadata.get("format") != FORMAT:
         raise WeightsError(f"{name}: format {metadata.get('format')!r}, expected {FORMAT!r}")
-    return config, tensors
+    notes = {key: value for key, value in metadata.items() if key not in ("config", "format")}
+    return Weight(config, tensors, notes)
 
 
 def save(

@@ -1,0 +1,263 @@
+"""Restores images of any size: whole where memory allows, else in tiles; views, precision."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nlrn.folded import FoldedNLRN
+from nlrn.model import NLRN, NLRNConfig
+from nlrn.ops import memory_per_pixel
+
+HALO = 48  # pixels around a tile by default; docs/inference.md has its measured error
+FADE = 8  # neighbouring tiles are cross-faded over twice this width, so that no seam shows
+SMALLEST_TILE = 32
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows and columns that a tile answers for, and the larger part of the image it reads."""
+
+    core: tuple[slice, slice]
+    seen: tuple[slice, slice]
+    fade: int = 0  # how far beyond the core it is cross-faded with its neighbours
+
+
+def restore(
+    model: NLRN,
+    image: Tensor,
+    *,
+    tile: int | None = None,
+    exact: bool = False,
+    views: int = 1,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "auto",
+    memory: int | None = None,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Returns the restored image [B, C, H, W], float32, on the CPU.
+
+    Args:
+        model: the network; it runs in eval mode and is not changed.
+        image: degraded image [B, C, H, W] in [0, 1].
+        tile: side of the tiles; 0 for the whole image at once; None to decide by `memory`.
+        exact: tiles read so far around them that the result equals that of the whole image.
+        views: 1, or up to 8 to average the results for flipped and rotated images.
+        dtype: precision of the network: float32 or bfloat16.
+        device: "auto" takes a GPU where there is one.
+        memory: bytes that the network may take; None for half of what is free.
+        progress: called with (done, total) in equal units of work.
+    """
+    if image.dim() != 4 or image.shape[1] != model.config.in_channels or 0 in image.shape:
+        expected = f"[B, {model.config.in_channels}, H, W]"
+        raise ValueError(f"image must be {expected}, got {tuple(image.shape)}")
+    if not image.is_floating_point():
+        raise ValueError(f"image must be floating point in [0, 1], got {image.dtype}")
+    if not 1 <= views <= 8:
+        raise ValueError(f"views must be between 1 and 8, got {views}")
+    if tile is not None and tile < 0:
+        raise ValueError(f"tile must be 0 or more, got {tile}")
+    device = choose_device(device)
+    image = image.detach().to("cpu", torch.float32)
+    network = FoldedNLRN(model, dtype, device)
+    budget = memory if memory is not None else free_memory(device) // 2
+    while True:
+        tiles = plan(model.config, image.shape[-2:], tile, exact, dtype, budget)
+        try:
+            result = _run(network, image, tiles, views, progress)
+            break
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            if tile == 0 or budget < 2**26:
+                raise
+            budget, tile = budget // 2, None
+    if not result.isfinite().all() and image.isfinite().all() and dtype != torch.float32:
+        warnings.warn(f"the result in {dtype} was not finite; computing in float32", stacklevel=2)
+        return restore(
+            model, image, tile=tile, exact=exact, views=views, device=device, memory=memory,
+            progress=progress,
+        )  # fmt: skip
+    return result
+
+
+def choose_device(device: str | torch.device) -> torch.device:
+    """The device of this name; "auto" is CUDA, then Apple's MPS, then the CPU."""
+    if device != "auto":
+        try:
+            chosen = torch.device(device)
+            torch.empty(0, device=chosen)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"device {str(device)!r} cannot be used: {reason}") from error
+        return chosen
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on the device; a cautious guess where that cannot be asked."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        available = next(line for line in lines if line.startswith("MemAvailable"))
+        return int(available.split()[1]) * 1024
+    except (OSError, StopIteration):
+        return 4 * 2**30
+
+
+def exact_halo(config: NLRNConfig) -> int:
+    """How far away a pixel can still change the result: T (floor(q/2) + 2) + 2, less without."""
+    radius = config.window // 2
+    return 2 + sum(2 + radius * config.is_non_local(t) for t in range(config.steps))
+
+
+def network_memory(config: NLRNConfig, dtype: torch.dtype) -> int:
+    """Bytes per pixel that the network takes at most: the scores and a dozen feature maps."""
+    scores = memory_per_pixel(config.window, dtype) if config.non_local_every else 0
+    return scores + 12 * config.channels * dtype.itemsize
+
+
+def plan(
+    config: NLRNConfig,
+    size: torch.Size | tuple[int, int],
+    tile: int | None,
+    exact: bool,
+    dtype: torch.dtype,
+    budget: int,
+) -> list[Tile]:
+    """Cuts an image of size (H, W) into tiles that the network can hold in `budget` bytes."""
+    height, width = size
+    per_pixel = network_memory(config, dtype)
+    everything = Tile((slice(0, height), slice(0, width)), (slice(0, height), slice(0, width)))
+    if tile == 0 or (tile is None and height * width * per_pixel <= budget):
+        return [everything]
+    halo = exact_halo(config) if exact else min(HALO, exact_halo(config))
+    if tile is None:
+        tile = int((budget / per_pixel) ** 0.5) - 2 * halo
+        if tile < SMALLEST_TILE:
+            need = (SMALLEST_TILE + 2 * halo) ** 2 * per_pixel
+            if not exact and need <= 2**30:
+                tile = SMALLEST_TILE  # less than this is no use to anyone
+            else:
+                raise ValueError(
+                    f"tiles with a halo of {halo} pixels need {need / 2**30:.1f} GiB, "
+                    f"the memory budget is {budget / 2**30:.1f} GiB"
+                )
+    rows, columns = _cut(height, tile), _cut(width, tile)
+    if len(rows) == len(columns) == 1:
+        return [everything]
+    if config.border == "circular" and exact:
+        raise ValueError("tiles of a network with circular border cannot equal the whole image")
+    narrowest = min(piece.stop - piece.start for piece in rows + columns)
+    fade = 0 if halo == exact_halo(config) else min(FADE, halo, narrowest // 2)
+    return [
+        Tile((row, column), (_grow(row, halo, height), _grow(column, halo, width)), fade)
+        for row in rows
+        for column in columns
+    ]
+
+
+def _cut(length: int, step: int) -> list[slice]:
+    """Nearly equal pieces of at most `step`."""
+    count = -(-length // step)
+    edges = [length * i // count for i in range(count + 1)]
+    return [slice(a, b) for a, b in pairwise(edges)]
+
+
+def _grow(piece: slice, by: int, length: int) -> slice:
+    return slice(max(0, piece.start - by), min(length, piece.stop + by))
+
+
+def _run(
+    network: FoldedNLRN,
+    image: Tensor,
+    tiles: list[Tile],
+    views: int,
+    progress: Progress | None,
+) -> Tensor:
+    """Averages the views, image by image and tile by tile."""
+    total, done = image.shape[0] * views * len(tiles) * network.config.steps, 0
+
+    def on_step() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, total)
+
+    batch, _, height, width = image.shape
+    result = torch.zeros(batch, network.config.out_channels, height, width)
+    for one, out in zip(image, result, strict=True):
+        for tile in tiles:
+            part = one[:, tile.seen[0], tile.seen[1]][None]
+            results = [undo(network(do(part), on_step)) for do, undo in _views(views)]
+            _paste(out, torch.stack(results).mean(0)[0], tile)
+    return result
+
+
+def _paste(out: Tensor, part: Tensor, tile: Tile) -> None:
+    """Adds a tile, cross-faded with its neighbours, to the result [C, H, W]."""
+    used, ramps, fade = [], [], tile.fade
+    for axis in (0, 1):
+        length, core, seen = out.shape[axis + 1], tile.core[axis], tile.seen[axis]
+        reach = _grow(core, fade, length)
+        position = torch.arange(reach.start, reach.stop) + 0.5
+        ramp = torch.ones_like(position)
+        if fade and core.start > 0:
+            ramp *= ((position - core.start + fade) / (2 * fade)).clamp(0, 1)
+        if fade and core.stop < length:
+            ramp *= ((core.stop + fade - position) / (2 * fade)).clamp(0, 1)
+        used.append((reach, slice(reach.start - seen.start, reach.stop - seen.start)))
+        ramps.append(ramp)
+    (rows, part_rows), (columns, part_columns) = used
+    out[:, rows, columns] += part[:, part_rows, part_columns] * ramps[0][:, None] * ramps[1]
+
+
+def _views(count: int) -> Iterator[tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]:
+    """The first `count` of the eight flips and rotations, each with its inverse."""
+    for view in range(count):
+        turns, flipped = view % 4, view >= 4
+
+        def do(x: Tensor, turns: int = turns, flipped: bool = flipped) -> Tensor:
+            return torch.rot90(x.flip(-1) if flipped else x, turns, (-2, -1))
+
+        def undo(x: Tensor, turns: int = turns, flipped: bool = flipped) -> Tensor:
+            x = torch.rot90(x, -turns, (-2, -1))
+            return x.flip(-1) if flipped else x
+
+        yield do, undo
+
+
+def estimate_seconds(
+    model: NLRN,
+    shape: torch.Size | tuple[int, ...],
+    *,
+    tile: int | None = None,
+    exact: bool = False,
+    views: int = 1,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "auto",
+    memory: int | None = None,
+) -> float:
+    """How long `restore` will take for an image of this shape, measured on one small tile."""
+    device = choose_device(device)
+    budget = memory if memory is not None else free_memory(device) // 2
+    tiles = plan(model.config, (shape[-2], shape[-1]), tile, exact, dtype, budget)
+    pixels = sum((y.stop - y.start) * (x.stop - x.start) for y, x in (t.seen for t in tiles))
+    side = 72
+    network = FoldedNLRN(model, dtype, device)
+    sample = torch.rand(1, model.config.in_channels, side, side)
+    if device.type != "cpu":
+        network(sample)  # the first call compiles and loads
+    start = time.perf_counter()
+    network(sample)
+    return (time.perf_counter() - start) / side**2 * pixels * shape[0] * views

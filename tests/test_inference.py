@@ -1,0 +1,172 @@
+"""Whole images, tiles, views and precision give the same picture."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from nlrn import inference
+from nlrn.inference import exact_halo, plan, restore
+from nlrn.model import CONFIGS, NLRN, NLRNConfig, random_network
+
+SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=3, channels=8, embed=4)
+
+
+def strong_network(config: NLRNConfig = SMALL) -> NLRN:
+    """A network whose result depends visibly on far pixels."""
+    model = random_network(config)
+    torch.nn.init.normal_(
+        model.conv_out.weight, std=0.2, generator=torch.Generator().manual_seed(0)
+    )
+    return model
+
+
+def picture(*shape: int) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("size", [(61, 83), (97, 45), (30, 131)], ids=str)
+@pytest.mark.parametrize("name", ["nlrn", "nlrn-every-2", "nlrn-embedded-dot", "rnn"])
+def test_exact_tiles_equal_the_whole_image(name: str, size: tuple[int, int]) -> None:
+    config = dataclasses.replace(CONFIGS[name], window=5, steps=3, channels=8, embed=4)
+    model, image = strong_network(config), picture(1, 1, *size)
+    whole = restore(model, image, tile=0)
+    tiled = restore(model, image, tile=24, exact=True)
+    assert len(plan(config, size, 24, True, torch.float32, 0)) > 1
+    torch.testing.assert_close(tiled, whole, rtol=0, atol=1e-5)
+
+
+def test_the_exact_halo_is_the_smallest() -> None:
+    assert exact_halo(NLRNConfig()) == 290
+    model, image = strong_network().double(), picture(1, 1, 1, 80)
+    halo, column = exact_halo(SMALL), 40
+    base = inference.FoldedNLRN(model, torch.float64)(image.double())
+    for distance, changes in ((halo, True), (halo + 1, False)):
+        other = image.clone()
+        other[..., column + distance] += 0.5
+        moved = inference.FoldedNLRN(model, torch.float64)(other.double())
+        difference = (moved - base)[..., column].abs().max().item()
+        assert (difference > 0) == changes, (distance, difference)
+
+
+def test_default_tiles_leave_no_seam() -> None:
+    model, image = strong_network(), picture(1, 1, 150, 170)
+    config = dataclasses.replace(SMALL, window=45)  # the halo is then no longer exact
+    model = strong_network(config)
+    whole = restore(model, image, tile=0)
+    tiled = restore(model, image, tile=50)
+    change = (whole - image).std()
+    assert (tiled - whole).abs().max() < 0.02 * change
+
+
+def test_tiles_cover_every_pixel_once() -> None:
+    for size, tile in [((50, 61), 16), ((17, 100), 17), ((1, 40), 8), ((33, 33), 1)]:
+        tiles = plan(SMALL, size, tile, False, torch.float32, 0)
+        covered = torch.zeros(size)
+        blended = torch.zeros(1, *size)
+        for t in tiles:
+            covered[t.core] += 1
+            seen = torch.ones(1, *(s.stop - s.start for s in t.seen))
+            inference._paste(blended, seen, t)
+        assert (covered == 1).all()
+        torch.testing.assert_close(blended, torch.ones(1, *size), rtol=0, atol=1e-6)
+
+
+def test_auto_tiles_respect_the_memory_budget() -> None:
+    config = CONFIGS["nlrn"]
+    per_pixel = inference.network_memory(config, torch.float32)
+    assert len(plan(config, (256, 256), None, False, torch.float32, 2**40)) == 1
+    for budget in (2**30, 2**32):
+        tiles = plan(config, (2000, 1500), None, False, torch.float32, budget)
+        largest = max((y.stop - y.start) * (x.stop - x.start) for y, x in (t.seen for t in tiles))
+        assert 0.4 * budget < largest * per_pixel <= budget
+    with pytest.raises(ValueError, match="halo of 290 pixels need .* GiB"):
+        plan(config, (2000, 1500), None, True, torch.float32, 2**30)
+
+
+def test_views_average_flips_and_rotations() -> None:
+    model, image = strong_network(), picture(1, 1, 21, 34)
+    single = []
+    for turns in range(4):
+        for flip in (False, True):
+            view = torch.rot90(image.flip(-1) if flip else image, turns, (-2, -1))
+            back = torch.rot90(restore(model, view), -turns, (-2, -1))
+            single.append(back.flip(-1) if flip else back)
+    expected = torch.stack(single).mean(0)
+    torch.testing.assert_close(restore(model, image, views=8), expected, rtol=0, atol=1e-6)
+    flipped = restore(model, image.flip(-1), views=8).flip(-1)
+    torch.testing.assert_close(flipped, expected, rtol=0, atol=1e-5)
+
+
+def test_batches_go_one_by_one() -> None:
+    model, images = strong_network(), picture(3, 1, 13, 20)
+    together = restore(model, images)
+    for one, result in zip(images, together, strict=True):
+        torch.testing.assert_close(restore(model, one[None])[0], result, rtol=0, atol=0)
+
+
+def test_bfloat16_is_close() -> None:
+    model, image = strong_network(), picture(1, 1, 40, 30)
+    exact, half = restore(model, image), restore(model, image, dtype=torch.bfloat16)
+    assert half.dtype == torch.float32
+    assert (half - exact).std() < 0.03 * (exact - image).std()
+
+
+def test_a_result_that_is_not_finite_is_computed_again_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, image = strong_network(), picture(1, 1, 12, 15)
+    call = inference.FoldedNLRN.__call__
+
+    def overflow(self, image, on_step=None):  # type: ignore[no-untyped-def]
+        result = call(self, image, on_step)
+        return result * float("nan") if self.dtype == torch.bfloat16 else result
+
+    monkeypatch.setattr(inference.FoldedNLRN, "__call__", overflow)
+    with pytest.warns(UserWarning, match="computing in float32"):
+        result = restore(model, image, dtype=torch.bfloat16)
+    torch.testing.assert_close(result, restore(model, image), rtol=0, atol=0)
+
+
+def test_progress_counts_to_the_end() -> None:
+    seen: list[tuple[int, int]] = []
+    restore(strong_network(), picture(2, 1, 40, 40), tile=20, views=2,
+            progress=lambda done, total: seen.append((done, total)))  # fmt: skip
+    total = 2 * 2 * 4 * SMALL.steps
+    assert seen == [(i + 1, total) for i in range(total)]
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = strong_network().train()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    restore(model, picture(1, 1, 10, 12))
+    assert model.training
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+@pytest.mark.parametrize(
+    ("image", "options", "message"),
+    [
+        (torch.rand(1, 2, 5, 6), {}, r"image must be \[B, 1, H, W\], got \(1, 2, 5, 6\)"),
+        (torch.rand(5, 6), {}, "image must be"),
+        (torch.rand(1, 1, 0, 6), {}, "image must be"),
+        (torch.zeros(1, 1, 5, 6, dtype=torch.uint8), {}, "got torch.uint8"),
+        (torch.rand(1, 1, 5, 6), {"views": 9}, "views must be between 1 and 8, got 9"),
+        (torch.rand(1, 1, 5, 6), {"tile": -1}, "tile must be 0 or more, got -1"),
+        (torch.rand(1, 1, 5, 6), {"device": "tpu"}, "device 'tpu' cannot be used"),
+    ],
+)
+def test_bad_arguments_are_named(image: Tensor, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        restore(strong_network(), image, **options)
+
+
+def test_estimate_grows_with_the_work() -> None:
+    model = strong_network()
+    one = inference.estimate_seconds(model, (1, 1, 100, 100))
+    many = inference.estimate_seconds(model, (3, 1, 400, 400), views=8)
+    assert 0 < one < many
