@@ -209,6 +209,18 @@ def test_reusing_the_prior_takes_its_storage_and_says_so() -> None:
         first.scores()
 
 
+def test_inference_mode_before_training_leaves_no_trace() -> None:
+    """What the backend caches must not be tensors that refuse gradients."""
+    inputs = [torch.randn(1, 3, 6, 17) for _ in range(3)]
+    with torch.inference_mode():
+        neighborhood_attention(*inputs, window=13)[1].scores()  # type: ignore[union-attr]
+    inputs = [t.requires_grad_() for t in inputs]
+    out, correlation = neighborhood_attention(*inputs, window=13)
+    assert correlation is not None
+    (out.sum() + correlation.scores().sum()).backward()
+    assert inputs[0].grad is not None
+
+
 def test_constant_values_come_back_unchanged_by_a_softmax() -> None:
     theta, psi = torch.randn(2, 1, 4, 6, 17, dtype=torch.float64)
     out, _ = neighborhood_attention(theta, psi, torch.full((1, 2, 6, 17), 0.3).double(), window=9)

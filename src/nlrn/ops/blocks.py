@@ -110,17 +110,19 @@ class Geometry:
 def key_of_offset(window: int, device: torch.device) -> Tensor:
     """Index of the key in the block's region [BLOCK**2, window**2] for each query and offset."""
     region = BLOCK + window - 1
-    query, step = torch.arange(BLOCK, device=device), torch.arange(window, device=device)
-    y = query[:, None, None, None] + step[None, None, :, None]
-    x = query[None, :, None, None] + step[None, None, None, :]
-    return (y * region + x).reshape(BLOCK**2, window**2)
+    with torch.inference_mode(False):  # the cached tensor may be needed for gradients later
+        query, step = torch.arange(BLOCK, device=device), torch.arange(window, device=device)
+        y = query[:, None, None, None] + step[None, None, :, None]
+        x = query[None, :, None, None] + step[None, None, None, :]
+        return (y * region + x).reshape(BLOCK**2, window**2)
 
 
 @lru_cache(maxsize=16)
 def in_window(window: int, device: torch.device) -> Tensor:
     """Which keys of the region are in the window of each query [BLOCK**2, region**2], bool."""
-    inside = torch.zeros(BLOCK**2, (BLOCK + window - 1) ** 2, dtype=torch.bool, device=device)
-    return inside.scatter_(1, key_of_offset(window, device), True)
+    with torch.inference_mode(False):  # likewise
+        inside = torch.zeros(BLOCK**2, (BLOCK + window - 1) ** 2, dtype=torch.bool, device=device)
+        return inside.scatter_(1, key_of_offset(window, device), True)
 
 
 def masked_score(dtype: torch.dtype) -> float:

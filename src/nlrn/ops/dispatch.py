@@ -35,7 +35,7 @@ AFFINITIES = {
     "embedded_gaussian": Affinity("both", distance=False, softmax=True),
 }
 BORDERS = ("mask", "circular")
-BACKENDS = ("torch", "reference")  # in the order in which "auto" tries them
+BACKENDS = ("triton", "torch", "reference")  # in the order in which "auto" tries them
 DEFAULT_WORKSPACE = 64 * 2**20
 
 
@@ -79,12 +79,27 @@ def neighborhood_attention(
         The attended values [B, C, H, W] and the correlation for the next state.
     """
     _check(theta, psi, g, window, affinity, border, prior)
-    name = _choose(backend, theta, affinity)
+    name = _choose(backend, theta, affinity, g.shape[1])
     if name == "reference":
         from nlrn.ops import reference
 
         return reference.attend(
             theta, psi, g, window, affinity, border, bandwidth, prior, keep_correlation
+        )
+    if name == "triton":
+        from nlrn.ops import triton_impl
+
+        return triton_impl.attend(
+            theta,
+            psi,
+            g,
+            window=window,
+            affinity=affinity,
+            circular=border == "circular",
+            bandwidth=bandwidth,
+            prior=prior,
+            keep_correlation=keep_correlation,
+            reuse_prior=reuse_prior,
         )
     from nlrn.ops import torch_impl
 
@@ -110,23 +125,36 @@ def memory_per_pixel(window: int, dtype: torch.dtype) -> int:
     return (BLOCK + window - 1) ** 2 * dtype.itemsize
 
 
-def unsupported(backend: str, theta: Tensor, affinity: str) -> str | None:
-    """Says why the backend cannot run this call, or None when it can."""
+def unsupported(backend: str, theta: Tensor, affinity: str, channels: int = 1) -> str | None:
+    """Says why the backend cannot run this call, or None when it can.
+
+    Args:
+        backend: a name of BACKENDS.
+        theta: query embedding [B, D, H, W].
+        affinity: a name of AFFINITIES.
+        channels: C, channels of the values.
+    """
     if backend not in BACKENDS:
         return f"backend must be 'auto' or one of {', '.join(BACKENDS)}, got {backend!r}"
     if not theta.is_floating_point():
         return f"the operator takes floating-point tensors, got {theta.dtype}"
-    return None
+    if backend != "triton":
+        return None
+    from nlrn.ops import triton_impl
+
+    return triton_impl.unsupported(theta, affinity, channels)
 
 
-def _choose(backend: str, theta: Tensor, affinity: str) -> str:
+def _choose(backend: str, theta: Tensor, affinity: str, channels: int) -> str:
     if backend != "auto":
-        if reason := unsupported(backend, theta, affinity):
+        if reason := unsupported(backend, theta, affinity, channels):
             raise ValueError(reason)
         return backend
+    # On a CPU there is no need to look for a GPU's library.
+    names = BACKENDS if theta.is_cuda else BACKENDS[1:]
     reasons = []
-    for name in BACKENDS:
-        reason = unsupported(name, theta, affinity)
+    for name in names:
+        reason = unsupported(name, theta, affinity, channels)
         if reason is None:
             return name
         reasons.append(f"{name}: {reason}")

@@ -1,0 +1,284 @@
+"""The Triton backend against plain loops: on the CPU under Triton's interpreter, and on a GPU.
+
+The interpreter is chosen when triton is imported, so these tests run in a process of their own:
+outside it, one test starts pytest on this file again with TRITON_INTERPRET=1. The interpreter's
+bfloat16 products are wrong, so bfloat16 is left to the GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from nlrn.ops import Correlation, reference, triton_impl
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+BANDWIDTH = 3.0
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+
+
+class Case(NamedTuple):
+    batch: int
+    embed: int
+    channels: int
+    height: int
+    width: int
+    window: int
+    border: str
+    dtype: torch.dtype
+    prior: bool
+    affinity: str = "embedded_gaussian"
+
+
+def attend(
+    operands: Sequence[Tensor],
+    case: Case,
+    prior: Correlation | Tensor | None,
+    keep_correlation: bool = True,
+    reuse_prior: bool = False,
+) -> tuple[Tensor, Any]:
+    theta, psi, g = operands
+    return triton_impl.attend(
+        theta,
+        psi,
+        g,
+        window=case.window,
+        affinity=case.affinity,
+        circular=case.border == "circular",
+        bandwidth=BANDWIDTH,
+        prior=prior,
+        keep_correlation=keep_correlation,
+        reuse_prior=reuse_prior,
+    )
+
+
+def loops(
+    operands: Sequence[Tensor], case: Case, prior: Correlation | Tensor | None
+) -> tuple[Tensor, Any]:
+    theta, psi, g = operands
+    return reference.attend(
+        theta, psi, g, case.window, case.affinity, case.border, BANDWIDTH, prior, True
+    )
+
+
+def random_inputs(case: Case, device: str = "cpu") -> list[Tensor]:
+    """theta, psi, g of two states, and the scores before the first where the case has them."""
+    size = (case.height, case.width)
+    channels = [case.embed, case.embed, case.channels] * 2
+    inputs = [torch.randn(case.batch, c, *size, device=device) for c in channels]
+    inputs = [t if i % 3 == 2 else t / case.embed**0.25 for i, t in enumerate(inputs)]
+    if case.prior:
+        inputs.append(torch.randn(case.batch, *size, case.window**2, device=device))
+    return [t.to(case.dtype) for t in inputs]
+
+
+def two_states(
+    attention: Callable[..., tuple[Tensor, Any]],
+    inputs: list[Tensor],
+    case: Case,
+    cotangents: list[Tensor],
+) -> list[Tensor]:
+    """Outputs of both states, the last scores, and the gradients of all inputs."""
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    first, correlation = attention(leaves[:3], case, leaves[6] if case.prior else None)
+    second, correlation = attention(leaves[3:6], case, correlation)
+    outputs = [first, second, correlation.scores()]
+    return outputs + list(torch.autograd.grad(outputs, leaves, cotangents))
+
+
+def assert_parity(case: Case, device: str = "cpu") -> None:
+    torch.manual_seed(0)
+    inputs = random_inputs(case, device)
+    out = (case.batch, case.channels, case.height, case.width)
+    scores = (case.batch, case.height, case.width, case.window**2)
+    cotangents = [torch.randn(s, device=device).to(case.dtype) for s in (out, out, scores)]
+    got = two_states(attend, inputs, case, cotangents)
+    exact = two_states(loops, [t.double().cpu() for t in inputs], case,
+                       [t.double().cpu() for t in cotangents])  # fmt: skip
+    names = ["out1", "out2", "scores", "theta1", "psi1", "g1", "theta2", "psi2", "g2", "prior"]
+    for name, a, b in zip(names, got, exact, strict=False):
+        assert a.dtype == case.dtype
+        assert a.shape == b.shape, name
+        error = float((a.double().cpu() - b).norm() / b.norm())
+        assert error < TOLERANCE[case.dtype], f"{name}: relative error {error:.1e}"
+
+
+if INTERPRETED:
+    import triton.runtime.interpreter as interpreter
+
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch_tensor_for_new_numpy(tensor: Any, scope: Any) -> None:
+        """Loop bounds are arrays of one element, which NumPy 2.4 no longer turns into an int."""
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_tensor_for_new_numpy
+
+    F32, F16 = torch.float32, torch.float16
+    CASES = [
+        Case(2, 5, 6, 7, 9, 5, "mask", F32, True),  # consecutive pixels as tiles
+        Case(2, 16, 16, 7, 9, 5, "mask", F16, False),
+        Case(1, 16, 16, 6, 16, 7, "mask", F16, True),  # rows aligned for descriptors
+        Case(2, 5, 6, 5, 5, 5, "circular", F32, True),  # every pixel sees every pixel
+        Case(1, 16, 16, 7, 7, 7, "circular", F16, False),
+        Case(1, 5, 6, 3, 4, 9, "circular", F32, True),  # wraps more than once
+        Case(1, 5, 6, 3, 4, 9, "mask", F32, True, "euclidean"),  # window larger than the image
+        Case(1, 3, 4, 19, 37, 3, "mask", F32, False),  # two-dimensional tiles
+        Case(1, 3, 4, 19, 37, 3, "circular", F16, False),
+        Case(1, 3, 4, 1, 1, 3, "mask", F32, True),
+    ]
+
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_interpreted_matches_loops(case: Case) -> None:
+        assert_parity(case)
+
+    def test_interpreted_boxed_regions_match_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+        tuning = triton_impl.HALF_TILED._replace(
+            tile=64, tile_width=8, forward=(16, 4, 2), tma_scores=True, tma_operands=True
+        )
+        monkeypatch.setattr(triton_impl, "HALF_TILED", tuning)
+        monkeypatch.setattr(triton_impl, "BOX_OVERHEAD", 2.0)
+        monkeypatch.setattr(triton_impl, "LINEAR_ADVANTAGE", 0.0)
+        triton_impl.plan_for.cache_clear()
+        try:
+            assert triton_impl.plan_for(6, 19, 5, False, 16, 16, F16).boxed
+            assert_parity(Case(1, 16, 16, 6, 19, 5, "mask", F16, True))
+        finally:
+            triton_impl.plan_for.cache_clear()
+
+    def test_interpreted_prior_is_overwritten_only_when_allowed() -> None:
+        case = Case(1, 5, 6, 4, 7, 5, "mask", F32, False)
+        inputs = random_inputs(case)
+        _, first = attend(inputs[:3], case, None)
+        before = first.scores()
+        out, second = attend(inputs[3:], case, first)
+        torch.testing.assert_close(first.scores(), before)
+        same_out, same = attend(inputs[3:], case, first, reuse_prior=True)
+        assert same.packed is first.packed
+        torch.testing.assert_close(same_out, out)
+        torch.testing.assert_close(same.scores(), second.scores())
+
+    def test_interpreted_correlation_not_asked_for() -> None:
+        case = Case(1, 5, 6, 4, 7, 5, "mask", F32, False)
+        inputs = random_inputs(case)
+        wanted, _ = attend(inputs[:3], case, None)
+        out, correlation = attend(inputs[:3], case, None, keep_correlation=False)
+        assert correlation is None
+        torch.testing.assert_close(out, wanted)
+        leaf = inputs[0].requires_grad_()
+        out, correlation = attend([leaf, *inputs[1:3]], case, None, keep_correlation=False)
+        assert correlation is None
+        assert torch.autograd.grad(out.sum(), leaf)[0].isfinite().all()
+
+    def test_interpreted_traces_without_graph_breaks() -> None:
+        case = Case(1, 5, 6, 4, 7, 5, "mask", F32, False)
+        inputs = [t.requires_grad_() for t in random_inputs(case)]
+
+        def network(*inputs: Tensor) -> Tensor:
+            first, correlation = attend(inputs[:3], case, None)
+            second, _ = attend(inputs[3:], case, correlation, keep_correlation=False)
+            return (first.relu() + second).square().mean()
+
+        traced = torch.compile(network, fullgraph=True, backend="aot_eager")
+        wanted = torch.autograd.grad(network(*inputs), inputs)
+        got = torch.autograd.grad(traced(*inputs), inputs)
+        torch.testing.assert_close(got, wanted)
+
+    def test_interpreted_operators_are_well_formed() -> None:
+        theta, psi, g = (torch.randn(1, 4, 7, c, requires_grad=True) for c in (5, 5, 6))
+        utils = ("test_schema", "test_autograd_registration", "test_faketensor")
+        ops = torch.ops.nlrn
+        torch.library.opcheck(ops.attend, (theta, psi, g, None, 5, False, True), test_utils=utils)
+        with torch.no_grad():
+            out, packed, lse = ops.attend(theta, psi, g, None, 5, False, True)
+            plain_operands = (theta.detach(), psi.detach(), g.detach())
+            torch.library.opcheck(
+                ops.attend_update, (*plain_operands, packed, 5, False), test_utils=utils
+            )
+            torch.library.opcheck(
+                ops.attend_backward,
+                (*plain_operands, out, packed, lse, out, packed, 5, False),
+                test_utils=utils,
+            )
+            plain = ops.unpack_scores(packed, 4, 7, 5, False, 5, 6)
+            torch.library.opcheck(
+                ops.unpack_scores, (packed, 4, 7, 5, False, 5, 6), test_utils=utils
+            )
+            torch.library.opcheck(ops.pack_scores, (plain, 0.0, 5, False, 5, 6), test_utils=utils)
+
+else:
+
+    @needs_triton
+    @pytest.mark.slow
+    def test_under_the_interpreter() -> None:
+        command = [sys.executable, "-m", "pytest", __file__, "-W", "ignore", "-p",
+                   "no:cacheprovider", "-k", "interpreted"]  # fmt: skip
+        finished = subprocess.run(
+            command,
+            env=os.environ | {"TRITON_INTERPRET": "1"},
+            cwd=Path(__file__).parents[1],
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-2000:]
+
+    @pytest.mark.parametrize("affinity", ["embedded_gaussian", "dot"])
+    def test_refuses_what_it_cannot_run(affinity: str) -> None:
+        reason = triton_impl.unsupported(torch.zeros(1, 4, 3, 5), affinity)
+        assert reason is not None
+        assert "triton" in reason
+
+    def random_case(seed: int) -> Case:
+        pick = random.Random(seed)
+        dtype = [torch.float32, torch.bfloat16, torch.float16][seed % 3]
+        border = pick.choice(["mask", "circular"])
+        height, width = pick.randint(1, 24), pick.randint(1, 24)
+        window = 2 * pick.randint(0, 12) + 1
+        if pick.random() < 0.2:
+            border, window = "circular", height | 1
+            height = width = window
+        return Case(
+            pick.randint(1, 2), pick.choice([3, 16, 40, 64, 128]),
+            pick.choice([2, 16, 48, 128, 256]), height, width, window, border, dtype,
+            pick.random() < 0.5, pick.choice(["embedded_gaussian", "gaussian", "euclidean"]),
+        )  # fmt: skip
+
+    @pytest.mark.gpu
+    @needs_triton
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    @pytest.mark.parametrize("seed", range(30))
+    def test_gpu_matches_loops(seed: int) -> None:
+        assert_parity(random_case(seed), "cuda")
+
+    @pytest.mark.gpu
+    @needs_triton
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    def test_gpu_compiles_without_graph_breaks() -> None:
+        case = Case(2, 64, 128, 16, 19, 7, "mask", torch.bfloat16, False)
+        inputs = [t.requires_grad_() for t in random_inputs(case, "cuda")]
+
+        def network(*inputs: Tensor) -> Tensor:
+            first, correlation = attend(inputs[:3], case, None)
+            second, _ = attend(inputs[3:], case, correlation, keep_correlation=False)
+            return (first.relu() + second).square().mean()
+
+        wanted = torch.autograd.grad(network(*inputs), inputs)
+        got = torch.autograd.grad(torch.compile(network, fullgraph=True)(*inputs), inputs)
+        for a, b in zip(got, wanted, strict=True):
+            assert float((a - b).float().norm() / b.float().norm()) < 2e-2
