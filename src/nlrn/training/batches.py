@@ -1,0 +1,96 @@
+"""Patches and noise, made on the device for a whole batch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nlrn.data import Gray
+from nlrn.training.config import TrainingError
+
+
+class Patches:
+    """Random patches of images that lie on the device, with noise.
+
+    What sample number n of step k is depends on the seed, k and n alone: a run that is resumed
+    goes on with the same patches, and two processes with half a batch each see what one with the
+    whole batch sees.
+
+    Args:
+        images: the training images, every scale an image of its own.
+        device: where the images lie and the batches are made.
+        sigma: standard deviation of the noise on the 0..255 scale.
+        seed: of the run.
+    """
+
+    def __init__(
+        self, images: Sequence[Gray], device: torch.device, *, sigma: float, seed: int
+    ) -> None:
+        self.sigma, self.seed = sigma, seed
+        sizes = np.array([image.shape for image in images], dtype=np.int64)  # N 2
+        starts = np.concatenate([[0], sizes.prod(1).cumsum()[:-1]])
+        self._sizes, self._device = sizes, device
+        pixels = np.concatenate([image.reshape(-1) for image in images])
+        self._pixels = torch.from_numpy(pixels).to(device)
+        # start, height and width of each image in `_pixels`
+        self._images = torch.from_numpy(np.column_stack([starts, sizes])).to(device)
+        self._generator = torch.Generator(device)
+        self._fitting: dict[int, Tensor] = {}
+
+    def batch(
+        self, step: int, size: int, patch: int, share: slice = slice(None)
+    ) -> tuple[Tensor, Tensor]:
+        """Noisy and clean patches [b, 1, patch, patch] in [0, 1] of a step.
+
+        Args:
+            step: number of the step in the run.
+            size: patches in the whole batch.
+            patch: side of a patch.
+            share: which patches of the batch are wanted; the noisy ones are not clipped.
+        """
+        self._generator.manual_seed(_seed_of(self.seed, step))
+        draws = torch.rand(6, size, generator=self._generator, device=self._device)[:, share]
+        shape = (size, 1, patch, patch)
+        noise = torch.randn(shape, generator=self._generator, device=self._device)[share]
+        clean = self._cut(draws, patch)
+        return clean + noise * (self.sigma / 255), clean
+
+    def _cut(self, draws: Tensor, patch: int) -> Tensor:
+        """Patches [b, 1, patch, patch] that the numbers in [0, 1) choose, one column each."""
+        fitting = self._large_enough(patch)
+        start, height, width = fitting[_pick(draws[0], len(fitting))].unbind(1)  # b each
+        top, left = _pick(draws[1], height - patch + 1), _pick(draws[2], width - patch + 1)
+        line = torch.arange(patch, device=self._device)
+        y, x = line.view(1, -1, 1), line.view(1, 1, -1)
+        # The 8 flips and rotations of the square, as a change of the coordinates that are read.
+        turn, down, right = (draws[i].view(-1, 1, 1) < 0.5 for i in (3, 4, 5))
+        y, x = torch.where(turn, x, y), torch.where(turn, y, x)
+        y, x = torch.where(down, patch - 1 - y, y), torch.where(right, patch - 1 - x, x)
+        y, x = y + top.view(-1, 1, 1), x + left.view(-1, 1, 1)
+        index = start.view(-1, 1, 1) + y * width.view(-1, 1, 1) + x
+        return (self._pixels[index].float() / 255).unsqueeze(1)
+
+    def _large_enough(self, patch: int) -> Tensor:
+        if patch not in self._fitting:
+            chosen = np.flatnonzero((self._sizes >= patch).all(1))
+            if not len(chosen):
+                largest = int(self._sizes.min(1).max())
+                raise TrainingError(f"no image has room for patches of {patch} (at most {largest})")
+            self._fitting[patch] = self._images[torch.from_numpy(chosen).to(self._device)]
+        return self._fitting[patch]
+
+
+def _pick(draw: Tensor, count: Tensor | int) -> Tensor:
+    """Whole numbers below `count`; rounding must not reach it."""
+    most = count - 1
+    number = (draw * count).long()
+    return torch.minimum(number, most) if isinstance(most, Tensor) else number.clamp(max=most)
+
+
+def _seed_of(seed: int, step: int) -> int:
+    digest = hashlib.sha256(f"{seed}:{step}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

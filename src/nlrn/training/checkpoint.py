@@ -1,0 +1,151 @@
+"""The state of a run in one safetensors file: tensors, and JSON in the header; no pickles."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from nlrn.training.config import Config, TrainingError
+from nlrn.training.learner import Learner
+from nlrn.training.schedule import Progress
+
+NAME = "checkpoint.safetensors"
+PREVIOUS = "checkpoint-previous.safetensors"
+FORMAT = "nlrn-checkpoint-1"
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint that is missing, torn or of another run; the message is one line."""
+
+
+def save(folder: Path, learner: Learner, progress: Progress, config: Config) -> None:
+    """Writes the checkpoint under a temporary name, keeps the last one, puts the new in place."""
+    tensors = _tensors(learner)
+    metadata = {
+        "format": FORMAT,
+        "progress": json.dumps(asdict(progress)),
+        "config": json.dumps(config.to_dict()),
+        "sha256": _digest(tensors),
+    }
+    content = safetensors.torch.save(tensors, metadata)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{NAME}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).chmod(0o644)
+            if (folder / NAME).exists():
+                (folder / NAME).replace(folder / PREVIOUS)
+            Path(temporary).replace(folder / NAME)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        reason = error.strerror or error
+        raise CheckpointError(f"{folder / NAME}: cannot be saved ({reason})") from error
+
+
+def restore(folder: Path, learner: Learner, config: Config) -> Progress:
+    """Puts the newest sound checkpoint of the folder into the learner, says where it stands."""
+    problems = []
+    for name in (NAME, PREVIOUS):
+        try:
+            tensors, metadata = read(folder / name)
+        except CheckpointError as error:
+            problems.append(str(error))
+            continue
+        for problem in problems:
+            print(f"warning: {problem}; using {name}", file=sys.stderr, flush=True)
+        _check_config(folder / name, json.loads(metadata["config"]), config)
+        _put(learner, tensors, folder / name)
+        return Progress(**json.loads(metadata["progress"]))
+    raise CheckpointError("nothing to resume: " + "; ".join(problems))
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a checkpoint, after a look whether it is whole."""
+    try:
+        content = path.read_bytes()
+        tensors = safetensors.torch.load(content)
+        length = int.from_bytes(content[:8], "little")
+        metadata: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path}: torn or no checkpoint ({error})") from error
+    if metadata.get("format") != FORMAT:
+        found = metadata.get("format")
+        raise CheckpointError(f"{path}: not a checkpoint of this version (format {found!r})")
+    if _digest(tensors) != metadata.get("sha256"):
+        raise CheckpointError(f"{path}: damaged, its checksum differs")
+    return tensors, metadata
+
+
+def _tensors(learner: Learner) -> dict[str, Tensor]:
+    tensors = {f"model.{name}": t for name, t in learner.model.state_dict().items()}
+    tensors |= {f"average.{name}": t for name, t in learner.average.state_dict().items()}
+    for name, parameter in learner.model.named_parameters():
+        state = learner.optimizer.state.get(parameter)  # none where no gradient has come yet
+        if state:
+            tensors |= {f"adam.{key}.{name}": state[key] for key in _MOMENTS}
+    tensors["random.cpu"] = torch.get_rng_state()  # patches and noise have no state: see batches
+    return {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+
+
+@torch.no_grad()
+def _put(learner: Learner, tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        learner.model.load_state_dict(_part(tensors, "model."))
+        learner.average.load_state_dict(_part(tensors, "average."))
+        torch.set_rng_state(tensors["random.cpu"])
+    except (RuntimeError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{path}: does not fit this model ({reason})") from error
+    for name, parameter in learner.model.named_parameters():
+        if f"adam.step.{name}" not in tensors:
+            continue
+        state: dict[str, Any] = {key: tensors[f"adam.{key}.{name}"] for key in _MOMENTS}
+        for key in ("exp_avg", "exp_avg_sq"):
+            state[key] = torch.empty_like(parameter).copy_(state[key])  # its memory format too
+        on_device = learner.optimizer.defaults["fused"] or learner.optimizer.defaults["capturable"]
+        state["step"] = state["step"].to(parameter.device) if on_device else state["step"].clone()
+        learner.optimizer.state[parameter] = state
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _check_config(path: Path, stored: dict[str, Any], config: Config) -> None:
+    """Stages and the machine may change between two runs; network, training data and seed not."""
+    given = json.loads(json.dumps(config.to_dict()))
+    checked = [("model", None), ("seed", None), ("data", "train"), ("data", "sigma")]
+    for key, part in [*checked, ("data", "scales")]:
+        was, now = stored.get(key), given[key]
+        if part is not None:
+            was, now = (was or {}).get(part), now[part]
+        if was != now:
+            what = f"[{key}]" if part is None else f"[{key}] {part}"
+            raise CheckpointError(f"{path}: was made with another {what}; use a new --out folder")

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from training_runs import OFF, assert_same, make_root, tensors_of, write_config
+
+from nlrn import training
+from nlrn.training import checkpoint
+from nlrn.training.config import TrainingError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Networks this small only lose time to threads, and bits must not depend on their number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_root(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def finished(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("run")
+    stages = OFF.format(steps=2), OFF.format(steps=2)
+    config = write_config(folder / "c.toml", *stages)
+    return config, training.run(config, data_root=root, out=folder / "out")
+
+
+@pytest.fixture
+def copy(finished: tuple[Path, Path], tmp_path: Path) -> Path:
+    for name in (checkpoint.NAME, checkpoint.PREVIOUS, "metrics.jsonl"):
+        (tmp_path / name).write_bytes((finished[1] / name).read_bytes())
+    return tmp_path
+
+
+def test_checkpoint_holds_only_tensors_and_json(finished: tuple[Path, Path]) -> None:
+    tensors, metadata = checkpoint.read(finished[1] / checkpoint.NAME)
+    assert json.loads(metadata["config"])["name"] == "test"
+    assert json.loads(metadata["progress"])["step"] == 4
+    parts = {name.split(".")[0] for name in tensors}
+    assert parts == {"model", "average", "adam", "random"}
+    assert not [file for file in finished[1].iterdir() if file.name.startswith(".")]
+
+
+@pytest.mark.parametrize("damage", ["torn", "flipped", "empty", "foreign", "gone"])
+def test_checkpoint_damaged_means_the_previous_one(
+    damage: str,
+    finished: tuple[Path, Path],
+    copy: Path,
+    root: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = copy / checkpoint.NAME
+    content = path.read_bytes()
+    if damage == "foreign":
+        save_file({"x": torch.ones(2)}, path)
+    elif damage == "gone":
+        path.unlink()
+    else:
+        flipped = content[:-1] + bytes([content[-1] ^ 1])
+        path.write_bytes({"torn": content[:-9], "flipped": flipped, "empty": b""}[damage])
+    training.run(finished[0], data_root=root, out=copy, resume=True)
+    warning = capsys.readouterr().err
+    assert warning.count("\n") == 1 and checkpoint.PREVIOUS in warning
+    assert_same(tensors_of(copy), tensors_of(finished[1]))
+
+
+def test_checkpoint_nothing_to_resume_is_one_line(
+    finished: tuple[Path, Path], root: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainingError, match="nothing to resume"):
+        training.run(finished[0], data_root=root, out=tmp_path / "new", resume=True)
+
+
+def test_checkpoint_of_another_model_is_refused(
+    finished: tuple[Path, Path], copy: Path, root: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text(finished[0].read_text().replace("channels = 4", "channels = 5"))
+    with pytest.raises(TrainingError, match=r"another \[model\]"):
+        training.run(other, data_root=root, out=copy, resume=True)
+
+
+def test_checkpoint_a_full_disk_is_one_line_and_leaves_the_old_one(
+    finished: tuple[Path, Path],
+    copy: Path,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    longer = copy / "longer.toml"
+    longer.write_text(finished[0].read_text() + "[[stages]]\n" + OFF.format(steps=2))
+    before = (copy / checkpoint.NAME).read_bytes()
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(TrainingError, match=r"cannot be saved \(No space left on device\)"):
+        training.run(longer, data_root=root, out=copy, resume=True)
+    assert (copy / checkpoint.NAME).read_bytes() == before
+    assert not [file for file in copy.iterdir() if file.name.startswith(".")]

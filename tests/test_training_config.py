@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from training_runs import OFF, write_config
+
+from nlrn.model import NLRN
+from nlrn.training import config as configuration
+from nlrn.training.config import Config, TrainingError
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
+WEIGHTS = [path for path in CONFIGS if path.stem.startswith("denoise-gray-")]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_of_the_repository_is_sound(path: Path) -> None:
+    config = configuration.load(path)
+    assert config.name == path.stem
+    assert config.stages[-1].freeze_norm  # running statistics make images explode otherwise
+    assert config.data.validation == f"{config.data.train}-validation"
+    stored = json.loads(json.dumps(config.to_dict()))
+    assert Config.from_dict(stored) == config
+
+
+def test_the_six_weights_have_the_papers_size() -> None:
+    assert len(WEIGHTS) == 6
+    for path in WEIGHTS:
+        assert NLRN(configuration.load(path).model).convolution_parameters == 330_625
+
+
+def test_no_weight_starts_from_one_that_has_seen_other_images() -> None:
+    configs = {path.stem: configuration.load(path) for path in WEIGHTS}
+    for config in configs.values():
+        if config.start_from:
+            assert configs[config.start_from].data.train == config.data.train
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("steps = 9", "stepz = 9", r"stages 1: unknown key 'stepz'; known keys: steps, minutes"),
+        ("[data]", "[dada]", r"unknown key 'dada'"),
+        ("sigma = 25", "sigmas = 25", r"\[data\] unknown key 'sigmas'"),
+        ("window = 5", "window = 6", r"\[model\] window must be odd"),
+        ("window = 5", "windows = 5", r"\[model\] unknown config key 'windows'"),
+        ("sigma = 25", "sigma = '25'", r"\[data\] 'sigma' must be float, got '25'"),
+        ("sigma = 25", "sigma = 0", r"\[data\] sigma must be positive, got 0"),
+        ("[1.0, 0.7]", "[1.0, 'x']", r"\[data\] scales must be in \(0, 1\]"),
+        ("sigma = 25", "sigma = 25\ntrain = 'set12'", r"train must be one of bsd400"),
+        ("sigma = 25", "sigma = 25\nvalidation = 'bsd68'", r"validation must be one of"),
+        ("steps = 9", "", r"either steps or minutes, got steps 0 and minutes 0.0"),
+        ("steps = 9", "steps = 9\nminutes = 1", r"either steps or minutes"),
+        ("steps = 9", "steps = 9\nschedule = 'linear'", r"schedule must be one of cosine"),
+        ("steps = 9", "steps = 9\nborder = 'zero'", r"border must be one of mask, circular"),
+        ("'cpu'", "'tpu'", r"\[machine\] accelerator must be one of auto, cpu, cuda"),
+        ("name = 'test'", "", r"the config has no 'name'"),
+        ("name = 'test'", "name = 'test'\nseed = 'a'", r"'seed' must be int, got 'a'"),
+        ("name = 'test'", "name = test", r"not a TOML file"),
+    ],
+)
+def test_mistakes_are_named(old: str, new: str, message: str, tmp_path: Path) -> None:
+    path = write_config(tmp_path / "c.toml", OFF.format(steps=9))
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(TrainingError, match=message) as caught:
+        configuration.load(path)
+    assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
+
+
+def test_a_missing_config_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"none\.toml: No such file"):
+        configuration.load(tmp_path / "none.toml")
+
+
+def test_the_tiny_config_fits_the_tutorial() -> None:
+    tiny = next(path for path in CONFIGS if path.stem == "tiny")
+    assert tomllib.loads(tiny.read_text())["machine"]["accelerator"] == "cpu"
