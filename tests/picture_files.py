@@ -3,6 +3,7 @@
 import io
 import struct
 import zlib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def exif_values(block: bytes | None) -> dict[str, Any]:
     }
 
 
+@cache  # the profile holds the second in which it was made
 def icc_profile() -> bytes:
     return PIL.ImageCms.ImageCmsProfile(PIL.ImageCms.createProfile("sRGB")).tobytes()
 

@@ -83,7 +83,7 @@ def test_auto_tiles_respect_the_memory_budget() -> None:
         tiles = plan(config, (2000, 1500), None, False, torch.float32, budget)
         largest = max((y.stop - y.start) * (x.stop - x.start) for y, x in (t.seen for t in tiles))
         assert 0.4 * budget < largest * per_pixel <= budget
-    with pytest.raises(ValueError, match="halo of 290 pixels need .* GiB"):
+    with pytest.raises(ValueError, match=r"halo of 290 pixels need .* GiB"):
         plan(config, (2000, 1500), None, True, torch.float32, 2**30)
 
 
@@ -121,7 +121,7 @@ def test_a_result_that_is_not_finite_is_computed_again_in_float32(
     model, image = strong_network(), picture(1, 1, 12, 15)
     call = inference.FoldedNLRN.__call__
 
-    def overflow(self, image, on_step=None):  # type: ignore[no-untyped-def]
+    def overflow(self, image, on_step=None):
         result = call(self, image, on_step)
         return result * float("nan") if self.dtype == torch.bfloat16 else result
 

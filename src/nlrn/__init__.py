@@ -1,1 +1,40 @@
+"""Image restoration with the Non-Local Recurrent Network (Liu et al., NeurIPS 2018)."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nlrn.inference import restore
+    from nlrn.model import NLRN, NLRNConfig, NonLocal2d
+    from nlrn.noise import estimate_sigma
+    from nlrn.tasks import denoise
+
+__version__ = "0.1.0"
+__all__ = [
+    "NLRN",
+    "NLRNConfig",
+    "NonLocal2d",
+    "denoise",
+    "estimate_sigma",
+    "restore",
+]
+
+# Looked up on first use, so that `import nlrn` and `nlrn --help` load no torch.
+_HOME = {
+    "NLRN": "model",
+    "NLRNConfig": "model",
+    "NonLocal2d": "model",
+    "denoise": "tasks",
+    "estimate_sigma": "noise",
+    "restore": "inference",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'nlrn' has no attribute {name!r}")
+    return getattr(import_module(f"nlrn.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from nlrn.folded import FoldedNLRN
+from nlrn.memory import free_memory, keep_freed_memory
 from nlrn.model import NLRN, NLRNConfig
 from nlrn.ops import memory_per_pixel
 
@@ -72,7 +73,8 @@ def restore(
     while True:
         tiles = plan(model.config, image.shape[-2:], tile, exact, dtype, budget)
         try:
-            result = _run(network, image, tiles, views, progress)
+            with keep_freed_memory() if device.type == "cpu" else nullcontext():
+                result = _run(network, image, tiles, views, progress)
             break
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
@@ -101,18 +103,6 @@ def choose_device(device: str | torch.device) -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that are free on the device; a cautious guess where that cannot be asked."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        available = next(line for line in lines if line.startswith("MemAvailable"))
-        return int(available.split()[1]) * 1024
-    except (OSError, StopIteration):
-        return 4 * 2**30
 
 
 def exact_halo(config: NLRNConfig) -> int:

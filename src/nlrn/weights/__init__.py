@@ -38,7 +38,10 @@ class Entry:
     description: str
     data: tuple[str, ...]  # image sets that this weight or an ancestor has seen
     sigma: float | None = None
-    psnr: tuple[tuple[str, float], ...] = ()
+    licence: str = ""
+    steps: int = 0
+    gpu_minutes: float = 0
+    psnr: tuple[tuple[str, float], ...] = ()  # (test set, dB)
 
 
 class Weight(NamedTuple):

@@ -1,0 +1,35 @@
+# `make test` and `make demo` set up everything they need in .venv; the second call is fast.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# Tests and benchmarks on the published image sets run where the images are.
+ifneq ($(wildcard ../shared/data/MANIFEST.json),)
+export NLRN_DATA ?= $(abspath ../shared/data)
+endif
+
+.PHONY: demo test lint bench-cpu clean
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench-cpu: $(STAMP)
+	$(BIN)/python benchmarks/cpu_restore.py
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[dev,bench]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,142 @@
+"""How fast a CPU restores a 256 x 256 image, as a share of the matrix products it can do.
+
+Prints, from one run: the rate of a 2048-cubed float32 matrix product (the best of all rounds,
+since other work on the machine can only slow it down); seconds, useful FLOP rate and its share
+of that rate for the network in float32 and bfloat16; peak memory above the idle process; and
+what people would use instead: a DnCNN-sized stack of convolutions, and non-local means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import skimage.restoration
+import torch
+from torch import nn
+
+import nlrn
+from nlrn.model import CONFIGS, random_network
+
+GEMM = 2048
+
+
+def best_seconds(work: Callable[[], object], repeats: int) -> float:
+    """Shortest of several runs after one to warm up."""
+    work()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def gemm_rate(dtype: torch.dtype, repeats: int = 5) -> float:
+    """FLOP/s of a square matrix product on random data."""
+    a, b = torch.randn(2, GEMM, GEMM).to(dtype)
+    return 2 * GEMM**3 / best_seconds(lambda: a @ b, repeats)
+
+
+def dncnn_like() -> nn.Module:
+    """17 layers of 64 channels, batch norm already folded: DnCNN's size."""
+    layers: list[nn.Module] = [nn.Conv2d(1, 64, 3, padding=1), nn.ReLU(inplace=True)]
+    for _ in range(15):
+        layers += [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(inplace=True)]
+    layers.append(nn.Conv2d(64, 1, 3, padding=1))
+    network = nn.Sequential(*layers)
+    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def non_local_means(image: np.ndarray) -> np.ndarray:
+    """scikit-image's fast mode with its usual settings for sigma 25."""
+    sigma = 25 / 255
+    return skimage.restoration.denoise_nl_means(
+        image, patch_size=5, patch_distance=11, h=0.8 * sigma, sigma=sigma, fast_mode=True
+    )
+
+
+def memory_bytes(kind: str) -> int:
+    """Memory of this process: VmRSS now, VmHWM at most (unlike getrusage, not the parent's)."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return int(next(line for line in lines if line.startswith(kind)).split()[1]) * 1024
+
+
+def measure_memory(size: int, dtype: str) -> int:
+    """Peak memory of one restoration above the idle process, in a process of its own."""
+    command = [sys.executable, __file__, "--memory-of", dtype, "--size", str(size)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def print_memory(size: int, dtype: str) -> None:
+    """Child process of `measure_memory`."""
+    model, precision = random_network(CONFIGS["nlrn"]), getattr(torch, dtype)
+    nlrn.restore(model, torch.rand(1, 1, 16, 16), dtype=precision, device="cpu")  # all loaded
+    before = memory_bytes("VmRSS")
+    nlrn.restore(model, torch.rand(1, 1, size, size), tile=0, dtype=precision, device="cpu")
+    print(memory_bytes("VmHWM") - before)
+
+
+@torch.inference_mode()
+def main(size: int, rounds: int) -> dict[str, object]:
+    """Measures everything once and prints it."""
+    config = CONFIGS["nlrn"]
+    image = torch.rand(1, 1, size, size, generator=torch.Generator().manual_seed(0))
+    useful = config.flop_per_pixel * size * size
+    model, plain = random_network(config), dncnn_like()
+    channels_last = image.to(memory_format=torch.channels_last)
+    picture = image[0, 0].numpy()
+    networks = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    rate, half_rate = 0.0, 0.0
+    seconds = dict.fromkeys([*networks, "dncnn", "nlm"], float("inf"))
+    for _ in range(rounds):  # taking turns, so that all meet the same state of the machine
+        rate = max(rate, gemm_rate(torch.float32))
+        half_rate = max(half_rate, gemm_rate(torch.bfloat16))
+        for name, dtype in networks.items():
+            start = time.perf_counter()
+            nlrn.restore(model, image, tile=0, dtype=dtype, device="cpu")
+            seconds[name] = min(seconds[name], time.perf_counter() - start)
+        seconds["dncnn"] = min(seconds["dncnn"], best_seconds(lambda: plain(channels_last), 2))
+        seconds["nlm"] = min(seconds["nlm"], best_seconds(lambda: non_local_means(picture), 1))
+    print(f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads,")
+    print(f"torch {torch.__version__}, {size} x {size} gray, T={config.steps}, q={config.window}")
+    print(f"GEMM {GEMM}^3: fp32 {rate / 1e9:.0f} GFLOP/s, bf16 {half_rate / 1e9:.0f} GFLOP/s")
+    report: dict[str, object] = {"gemm_fp32": rate, "gemm_bf16": half_rate, "seconds": seconds}
+    for name in networks:
+        share = useful / seconds[name] / rate
+        memory = measure_memory(size, name)
+        report |= {f"share_{name}": share, f"memory_{name}": memory}
+        print(
+            f"nlrn {name:<9} {seconds[name]:6.2f} s   {useful / seconds[name] / 1e9:5.0f} GFLOP/s  "
+            f" share {share:.2f}   peak memory {memory / 2**30:.2f} GiB"
+        )
+    for name, title in (("dncnn", "DnCNN-sized stack, fp32"), ("nlm", "scikit-image NLM")):
+        slower = {kind: seconds[kind] / seconds[name] for kind in networks}
+        report[f"slower_than_{name}"] = slower
+        print(
+            f"{title:<24} {seconds[name]:6.2f} s   nlrn takes {slower['float32']:.0f} times as "
+            f"long in fp32, {slower['bfloat16']:.0f} times in bf16"
+        )
+    return report
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=argparse.FileType("w"))
+    parser.add_argument("--memory-of", choices=["float32", "bfloat16"], help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.memory_of:
+        print_memory(arguments.size, arguments.memory_of)
+    else:
+        report = main(arguments.size, arguments.rounds)
+        if arguments.json:
+            json.dump(report, arguments.json, indent=2)

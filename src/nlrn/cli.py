@@ -1,0 +1,350 @@
+"""The command line. Handlers are short and call the library."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nlrn import __version__
+
+if TYPE_CHECKING:
+    from nlrn.images import Image
+    from nlrn.jobs import Job, Report
+    from nlrn.model import NLRN
+    from nlrn.tasks import Settings
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Restore images with the Non-Local Recurrent Network.",
+)
+LONG = 30.0  # seconds of work from which on an estimate is printed first
+
+
+def main() -> None:
+    """Entry point; errors become one line on stderr and exit code 2."""
+    if len(sys.argv) == 1:
+        sys.argv.append("--help")
+    try:
+        code = app(standalone_mode=False)
+    except Exception as error:
+        # A mistake in the options; the class lives in different places in different typers.
+        if not hasattr(error, "format_message"):
+            raise
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "nlrn"
+        message = " ".join(error.format_message().split())
+        typer.echo(f"error: {message} (see {command} --help)", err=True)
+        code = 2
+    sys.exit(code or 0)
+
+
+@contextlib.contextmanager
+def _errors_in_one_line() -> Iterator[None]:
+    """Known errors become one line and exit code 2, warnings one line each."""
+
+    def show(message: Warning | str, *_: object) -> None:
+        typer.echo(f"warning: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show  # type: ignore[assignment]
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(2) from error
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"nlrn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def denoise(
+    inputs: Annotated[list[str], typer.Argument(help="Images, folders or patterns.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File, or folder for several images.", readable=False),
+    ] = None,
+    sigma: Annotated[
+        str, typer.Option(help="Noise level on the 0..255 scale; auto estimates it per image.")
+    ] = "auto",
+    strength: Annotated[float, typer.Option(help="1 for the full effect, 0 for none.")] = 1.0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+    suffix: Annotated[
+        str, typer.Option(help="Added to the name of results beside their input.")
+    ] = "_denoised",
+    model: Annotated[
+        str | None, typer.Option(help="A model's name (see nlrn models) or a .safetensors file.")
+    ] = None,
+    tile: Annotated[
+        str, typer.Option("--tile", "-t", help="Side of the tiles; auto by memory, 0 for none.")
+    ] = "auto",
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Tiles that equal the whole image; slower.")
+    ] = False,
+    views: Annotated[
+        int, typer.Option(help="Average over this many flips and rotations, up to 8.")
+    ] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="fp32, or bf16: faster on recent CPUs.")] = "fp32",
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Folders with all that is below them.")
+    ] = False,
+    skip_existing: Annotated[
+        bool, typer.Option("--skip-existing", help="Pass over images whose result exists.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Remove noise: NAME_denoised.EXT is written beside each image; the input is never changed.
+
+    The models expect white Gaussian noise. A camera's JPEG has other noise: expect less there.
+    """
+    with _errors_in_one_line():
+        from nlrn import jobs
+
+        level = _number(sigma, "sigma", "auto")
+        side = _number(tile, "tile", "auto")
+        plan = jobs.collect(inputs, output, suffix, recursive=recursive)
+        from nlrn.tasks import Settings  # loads torch: only after the paths were found good
+
+        settings = Settings(None if side is None else int(side), exact, views, dtype, device)
+        work = _denoiser(level, strength, model, settings)
+        report = _run_jobs(plan, work, overwrite, skip_existing)
+    _finish(report, as_json)
+
+
+def _number(text: str, name: str, automatic: str) -> float | None:
+    """The number in an option, or None for the word that leaves the choice to us."""
+    if text == automatic:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{name} must be {automatic} or a number, got {text!r}") from None
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{name} must be 0 or more, got {text}")
+    if name == "tile" and value != int(value):
+        raise ValueError(f"tile must be a whole number, got {text}")
+    return value
+
+
+Work = Callable[["Image", Callable[[int, int], None]], "tuple[Image, dict[str, Any]]"]
+
+
+def _denoiser(sigma: float | None, strength: float, model: str | None, settings: Settings) -> Work:
+    """What to do with one image; models are loaded once."""
+    from nlrn import tasks
+
+    if not 0 <= strength <= 1:
+        raise ValueError(f"strength must be between 0 and 1, got {strength:g}")
+    if not 1 <= settings.views <= 8:
+        raise ValueError(f"views must be between 1 and 8, got {settings.views}")
+    from nlrn.inference import choose_device
+
+    choose_device(settings.device)
+    networks: dict[str, NLRN] = {}
+
+    def network_for(level: float) -> tuple[str, NLRN]:
+        name = model if model is not None else tasks.choose_weight(level)
+        if name not in networks:
+            networks[name] = tasks.load_model(name, level)
+        return name, networks[name]
+
+    network_for(25.0 if sigma is None else sigma)  # a wrong name ends here, before any image
+
+    def work(image: Image, progress: Callable[[int, int], None]) -> tuple[Image, dict[str, Any]]:
+        level = tasks.check_sigma(sigma, image)
+        name, network = network_for(level)
+        _announce_long_work(network, image, settings)
+        result = tasks.denoise_image(image, level, network, strength, settings, progress)
+        return result, {"sigma": round(level, 2), "model": name}
+
+    return work
+
+
+def _announce_long_work(network: NLRN, image: Image, settings: Settings) -> None:
+    """Says how long an image will take if that is long; the measurement costs less than 1 %."""
+    planes = 1 if image.pixels.ndim == 2 else 3 // network.config.in_channels
+    if image.height * image.width * planes * settings.views < 100_000:
+        return
+    from nlrn.inference import estimate_seconds
+    from nlrn.tasks import DTYPES
+
+    seconds = estimate_seconds(
+        network,
+        (planes, network.config.in_channels, image.height, image.width),
+        tile=settings.tile,
+        exact=settings.exact,
+        views=settings.views,
+        dtype=DTYPES[settings.dtype],
+        device=settings.device,
+        memory=settings.memory,
+    )
+    if seconds > LONG:
+        typer.echo(
+            f"{image.width} x {image.height} pixels will take about {_duration(seconds)}", err=True
+        )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def _run_jobs(plan: list[Job], work: Work, overwrite: bool, skip_existing: bool) -> Report:
+    """Runs the jobs with a progress bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from nlrn import jobs
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("", total=None)
+
+        def on_file(job: Job, number: int) -> None:
+            progress.reset(bar, total=1, description=f"{number + 1}/{len(plan)} {job.source.name}")
+
+        def on_image(image: Image) -> tuple[Image, dict[str, Any]]:
+            def advance(done: int, total: int) -> None:
+                progress.update(bar, completed=done, total=total)
+
+            return work(image, advance)
+
+        return jobs.run(
+            plan, on_image, overwrite=overwrite, skip_existing=skip_existing, on_file=on_file
+        )
+
+
+def _finish(report: Report, as_json: bool) -> None:
+    """Prints what was done and leaves with the right exit code."""
+    if as_json:
+        typer.echo(json.dumps(asdict(report), indent=2))
+    else:
+        for fact in report.done:
+            level = f" (sigma {fact['sigma']:g}, {fact['seconds']:.1f} s)"
+            typer.echo(f"{fact['output']}{level}")
+    count = len(report.done) + len(report.skipped) + len(report.failed)
+    if report.failed and count > 1:
+        typer.echo(f"{len(report.failed)} of {count} files failed:", err=True)
+    for failure in report.failed:
+        typer.echo(f"error: {failure['error']}", err=True)
+    if report.skipped and not as_json:
+        typer.echo(f"{len(report.skipped)} skipped, their results exist", err=True)
+    raise typer.Exit(report.exit_code)
+
+
+@app.command()
+def info(
+    name: Annotated[
+        str, typer.Argument(help="A configuration, a model's name, or a .safetensors file.")
+    ] = "nlrn",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Parameters, depth and work of a network, with or without weights."""
+    with _errors_in_one_line():
+        from nlrn import describe
+
+        facts = describe.network(name)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    for key, value in facts.items():
+        shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
+        typer.echo(f"{key.replace('_', ' '):<24} {shown}")
+
+
+@app.command()
+def models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """The trained models in this package, and the configurations that nlrn info knows."""
+    with _errors_in_one_line():
+        from nlrn import describe
+
+        facts = describe.everything()
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    typer.echo("trained models:")
+    for weight in facts["weights"]:
+        typer.echo(f"  {weight['name']:<22} {weight['description']}")
+    if not facts["weights"]:
+        typer.echo("  none in this version yet: train one, or give a file with --model FILE")
+    typer.echo("configurations (see nlrn info NAME):")
+    for config in facts["configurations"]:
+        typer.echo(f"  {config['name']:<22} {config['parameters']:>9,} parameters")
+
+
+@app.command()
+def train(
+    config: Annotated[
+        str | None, typer.Argument(help="What to train, a .toml file (see configs/).")
+    ] = None,
+    plot: Annotated[
+        str | None, typer.Option(help="Only draw the curves of a run's folder.", metavar="DIR")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint in the folder.")
+    ] = False,
+    time_budget: Annotated[
+        str | None, typer.Option(help="Stop, with everything saved, after 90s, 8m or 1.5h.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Folder of the image sets; the variable NLRN_DATA otherwise.")
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="Folder of the run; runs/NAME otherwise.")] = None,
+    devices: Annotated[int, typer.Option(help="GPUs, or CPU processes, of each node.")] = 1,
+    nodes: Annotated[int, typer.Option(help="Machines.")] = 1,
+    start_from: Annotated[
+        str | None, typer.Option(help="Begin with these weights instead of the config's.")
+    ] = None,
+) -> None:
+    """Train a network; a run that was stopped or killed goes on with --resume."""
+    with _errors_in_one_line():
+        if (config is None) == (plot is None):
+            raise ValueError("give a config to train, or --plot DIR")
+        from nlrn import training
+
+        if config is None:
+            typer.echo(training.plot(str(plot)))
+            return
+        seconds = None if time_budget is None else training.seconds(time_budget)
+        training.run(
+            config,
+            resume=resume,
+            time_budget_seconds=seconds,
+            data_root=data,
+            out=out,
+            devices=devices,
+            nodes=nodes,
+            start_from=start_from,
+        )

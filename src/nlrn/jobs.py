@@ -1,0 +1,160 @@
+"""Many files: which to read, where to write, going on after a bad one."""
+
+from __future__ import annotations
+
+import glob
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nlrn import images
+from nlrn.images import Image, ImageError
+
+
+class InputError(ValueError):
+    """Nothing sensible to do with the given paths; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One file to read and the file to write."""
+
+    source: Path
+    target: Path
+
+
+@dataclass
+class Report:
+    """What became of the jobs; `done` and `failed` hold a dict for each file."""
+
+    done: list[dict[str, Any]] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    failed: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """0 when all went well, 1 when some files failed, 2 when nothing came of it."""
+        if not self.failed:
+            return 0
+        return 1 if self.done or self.skipped else 2
+
+
+def collect(inputs: list[str], output: Path | None, suffix: str, *, recursive: bool) -> list[Job]:
+    """Files, folders and patterns -> jobs.
+
+    Without `output`, NAME.png goes to NAME<suffix>.png beside it. An output that is a folder, ends
+    with a slash, or is given with several inputs, takes files of the same name, the tree kept.
+    """
+    sources = list(_sources(inputs, recursive, suffix if output is None else None))
+    if not sources:
+        raise InputError(f"no images in {', '.join(inputs)} (known: {' '.join(images.SUFFIXES)})")
+    single = len(sources) == 1 and sources[0][0] == Path(inputs[0])
+    as_file = output is not None and single and not _is_folder(output)
+    jobs = []
+    for source, relative in sources:
+        if output is None:
+            target = source.with_name(f"{source.stem}{suffix}{source.suffix}")
+        else:
+            target = output if as_file else output / relative
+        jobs.append(Job(source, target))
+    _check_distinct(jobs)
+    return jobs
+
+
+def run(
+    jobs: list[Job],
+    work: Callable[[Image], tuple[Image, dict[str, Any]]],
+    *,
+    overwrite: bool,
+    skip_existing: bool,
+    on_file: Callable[[Job, int], None] = lambda job, number: None,
+) -> Report:
+    """Reads, works on and writes one file after the other; a bad one does not stop the rest.
+
+    Args:
+        jobs: what to do.
+        work: gives the result for an image, and facts for the report.
+        overwrite: whether files that exist are replaced.
+        skip_existing: whether jobs whose target exists are passed over.
+        on_file: called before each file, with its number from 0.
+    """
+    report = Report()
+    for number, job in enumerate(jobs):
+        on_file(job, number)
+        if skip_existing and job.target.exists():
+            report.skipped.append(str(job.source))
+            continue
+        try:
+            report.done.append(_run_one(job, work, overwrite))
+        except ImageError as error:
+            report.failed.append({"input": str(job.source), "error": str(error)})
+    return report
+
+
+def _run_one(
+    job: Job, work: Callable[[Image], tuple[Image, dict[str, Any]]], overwrite: bool
+) -> dict[str, Any]:
+    start = time.perf_counter()
+    image = images.read(job.source)
+    try:
+        job.target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ImageError(f"{job.target.parent}: {error.strerror}") from error
+    images.check_writable(job.target, image, overwrite=overwrite)
+    result, facts = work(image)
+    images.write(job.target, result, overwrite=overwrite)
+    return {
+        "input": str(job.source),
+        "output": str(job.target),
+        "width": result.width,
+        "height": result.height,
+        **facts,
+        "seconds": round(time.perf_counter() - start, 3),
+    }
+
+
+def _sources(
+    inputs: list[str], recursive: bool, made_by_us: str | None
+) -> Iterator[tuple[Path, Path]]:
+    """Each file with its path below the given folder; results of an earlier run are left out."""
+    for text in inputs:
+        path = Path(text)
+        if path.is_dir():
+            for file in _walk(path, recursive):
+                if made_by_us and file.stem.endswith(made_by_us):
+                    continue
+                yield file, file.relative_to(path)
+        elif path.exists() or not glob.has_magic(text):
+            yield path, Path(path.name)
+        else:
+            matches = sorted(Path(match) for match in glob.glob(text, recursive=True))  # noqa: PTH207
+            if not matches:
+                raise InputError(f"{text}: no file matches")
+            yield from ((match, Path(match.name)) for match in matches if match.is_file())
+
+
+def _walk(folder: Path, recursive: bool) -> list[Path]:
+    """Images below a folder in order, hidden files left out."""
+    found = folder.rglob("*") if recursive else folder.glob("*")
+    return sorted(
+        file
+        for file in found
+        if file.suffix.lower() in images.SUFFIXES
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+        and file.is_file()
+    )
+
+
+def _is_folder(output: Path) -> bool:
+    return output.is_dir() or output.suffix.lower() not in images.SUFFIXES
+
+
+def _check_distinct(jobs: list[Job]) -> None:
+    seen: dict[Path, Path] = {}
+    for job in jobs:
+        if job.target in seen:
+            first = seen[job.target]
+            raise InputError(f"{first} and {job.source} would both be written to {job.target}")
+        seen[job.target] = job.source

@@ -1,0 +1,186 @@
+"""Image in, image out: chooses the model, takes care of colour and of values."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nlrn import images, weights
+from nlrn.images import Image
+from nlrn.inference import restore
+from nlrn.model import NLRN
+from nlrn.noise import estimate_sigma
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# Contrast may shrink as much as it takes to bring strong noise down to the level a model knows. It
+# may hardly grow: measured with the sigma 25 model, more than 1.2 loses more than it gains, since
+# values far outside [0, 1] are new to the network.
+LARGEST_SCALE = 1.2
+WEAK_NOISE = 0.6  # of a model's level; below it the model takes more detail than noise
+
+
+class NoWeightsError(ValueError):
+    """No trained model is there for the task."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the network is run; the fields are those of `inference.restore`."""
+
+    tile: int | None = None
+    exact: bool = False
+    views: int = 1
+    dtype: str = "fp32"
+    device: str = "auto"
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+
+
+def denoise(
+    image: np.ndarray | str | Path,
+    sigma: float | None = None,
+    *,
+    strength: float = 1.0,
+    model: NLRN | str | Path | None = None,
+    settings: Settings | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> np.ndarray:
+    """Returns the image without its noise, in the shape and type in which it came.
+
+    The models expect white Gaussian noise. The noise in a camera's JPEG is not white: results
+    there are softer than they could be.
+
+    Args:
+        image: array [H, W], [H, W, 3] or [H, W, 4] (alpha is kept), uint8, uint16 or float in
+            [0, 1]; or the path of an image file.
+        sigma: standard deviation of the noise on the 0..255 scale; None estimates it.
+        strength: 1 for the full effect, 0 for none.
+        model: a network, the name of a weight in the package, or a file; None chooses by sigma.
+        settings: tiles, views, precision, device.
+        progress: called with (done, total) in equal units of work.
+    """
+    picture = images.read(image) if isinstance(image, str | Path) else _as_image(image)
+    level = check_sigma(sigma, picture)
+    network = load_model(model, level)
+    result = denoise_image(picture, level, network, strength, settings or Settings(), progress)
+    if result.alpha is not None:
+        return np.dstack([result.pixels, result.alpha])
+    return result.pixels
+
+
+def denoise_image(
+    picture: Image,
+    sigma: float,
+    network: NLRN,
+    strength: float,
+    settings: Settings,
+    progress: Callable[[int, int], None] | None = None,
+) -> Image:
+    """The picture with its noise of level sigma (0..255) removed; alpha and metadata stay."""
+    if not 0 <= strength <= 1:
+        raise ValueError(f"strength must be between 0 and 1, got {strength:g}")
+    if strength == 0 or sigma == 0:
+        return picture
+    pixels = images.to_float(picture.pixels)
+    noisy = to_planes(pixels, network.config.in_channels)
+    scale = _scale_to_model(network, sigma)
+    # Around mid-gray, so that the brightness the network was trained on stays where it was.
+    clean = restore(
+        network,
+        0.5 + (noisy - 0.5) * scale,
+        tile=settings.tile,
+        exact=settings.exact,
+        views=settings.views,
+        dtype=DTYPES[settings.dtype],
+        device=settings.device,
+        memory=settings.memory,
+        progress=progress,
+    )
+    clean = 0.5 + (clean - 0.5) / scale
+    result = from_planes(strength * clean + (1 - strength) * noisy, pixels.ndim)
+    return picture.with_pixels(images.from_float(result, picture.pixels.dtype))
+
+
+def to_planes(pixels: np.ndarray, channels: int) -> Tensor:
+    """[H, W] or [H, W, 3] -> [B, C, H, W] for a network of that many input channels.
+
+    A gray network takes the colour channels one by one; a colour network takes gray as colour.
+    """
+    if channels not in (1, 3):
+        raise ValueError(f"a network of {channels} input channels takes no gray or RGB image")
+    planes = torch.from_numpy(np.ascontiguousarray(pixels)).reshape(*pixels.shape[:2], -1)
+    planes = planes.permute(2, 0, 1)  # C H W
+    return planes[:, None] if channels == 1 else planes.expand(3, -1, -1)[None]
+
+
+def from_planes(planes: Tensor, dimensions: int) -> np.ndarray:
+    """[B, C, H, W] -> [H, W] or [H, W, 3]."""
+    flat = planes.reshape(-1, *planes.shape[-2:])
+    if dimensions == 2:
+        return flat.mean(0).numpy()
+    return flat.permute(1, 2, 0).contiguous().numpy()
+
+
+def check_sigma(sigma: float | None, picture: Image) -> float:
+    """The given noise level if it makes sense, the estimated one if none is given."""
+    if sigma is None:
+        return estimate_sigma(images.to_float(picture.pixels))
+    if not math.isfinite(sigma) or sigma < 0:
+        raise ValueError(f"sigma must be 0 or more, on the 0..255 scale, got {sigma:g}")
+    return sigma
+
+
+def load_model(model: NLRN | str | Path | None, sigma: float) -> NLRN:
+    """The network asked for, or the one of the package whose noise level is nearest."""
+    if isinstance(model, NLRN):
+        return model
+    return NLRN.from_pretrained(model if model is not None else choose_weight(sigma))
+
+
+def choose_weight(sigma: float) -> str:
+    """Name of the denoising weight that was trained nearest to sigma, by ratio."""
+    levels = {e.name: e.sigma for e in weights.manifest().values() if e.task == "denoise"}
+    trained = {name: level for name, level in levels.items() if level is not None}
+    if not trained:
+        raise NoWeightsError(
+            "this version of nlrn has no trained weights yet; "
+            "give a file that NLRN.save_pretrained wrote, with --model FILE or model=FILE"
+        )
+    near = max(sigma, 1e-3)
+    return min(trained, key=lambda name: abs(math.log(near / trained[name])))
+
+
+def _scale_to_model(network: NLRN, sigma: float) -> float:
+    """Factor on the contrast that brings the noise near the level the network was trained on."""
+    trained = float(network.notes.get("sigma", 0))
+    if trained <= 0:
+        return 1.0
+    if sigma < WEAK_NOISE * trained:
+        warnings.warn(
+            f"noise of sigma {sigma:.3g} is weak for this model, made for {trained:g}: "
+            "details will be lost; try a lower strength",
+            stacklevel=3,
+        )
+    return min(LARGEST_SCALE, trained / sigma)
+
+
+def _as_image(array: np.ndarray) -> Image:
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"image must be a NumPy array or a path, got {type(array).__name__}")
+    if array.ndim not in (2, 3) or array.shape[2:] not in ((), (3,), (4,)) or 0 in array.shape:
+        raise ValueError(f"image must be [H, W], [H, W, 3] or [H, W, 4], got {array.shape}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError("image has NaN or infinite values")
+    if array.shape[2:] == (4,):
+        return Image(array[..., :3], array[..., 3])
+    return Image(array)

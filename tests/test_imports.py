@@ -1,0 +1,112 @@
+"""Imports point down the house only, and the light parts stay light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "nlrn"
+# Each storey may import from those before it, never from its own or a later one.
+STOREYS = [
+    ["imagemetadata"],
+    ["imageformats"],
+    ["images", "degrade", "memory", "metrics", "noise", "ops", "weights"],
+    ["model", "classic", "data"],
+    ["folded"],
+    ["inference"],
+    ["tasks", "explain", "describe", "jobs"],
+    ["training", "bench", "bulk"],
+    ["web"],
+    ["cli"],
+    ["__main__"],
+]
+FLOOR = {room: floor for floor, rooms in enumerate(STOREYS) for room in rooms}
+
+
+def rooms_imported(file: Path) -> set[str]:
+    """Rooms of the package that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            base = node.module or ""
+            names = [f"{base}.{alias.name}" for alias in node.names] if base == "nlrn" else [base]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("nlrn.")}
+    return found - {"__version__"}
+
+
+def room_of(file: Path) -> str:
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+FILES = [f for f in sorted(PACKAGE.rglob("*.py")) if f != PACKAGE / "__init__.py"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_imports_point_down(file: Path) -> None:
+    room = room_of(file)
+    assert room in FLOOR, f"{room} has no storey in this test's table"
+    for other in rooms_imported(file) - {room}:
+        assert FLOOR[other] < FLOOR[room], f"{room} imports {other}, which is not below it"
+
+
+def test_the_check_would_notice() -> None:
+    assert rooms_imported(PACKAGE / "tasks.py") >= {"inference", "model", "images"}
+    assert FLOOR["tasks"] > FLOOR["inference"]
+
+
+def loaded_modules(code: str) -> set[str]:
+    script = f"import sys\n{code}\nprint(' '.join(sys.modules))"
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    return set(result.stdout.split())
+
+
+HELP = """
+from unittest import mock
+import nlrn.cli
+with mock.patch.object(sys, "argv", ["nlrn", "--help"]):
+    try:
+        nlrn.cli.main()
+    except SystemExit:
+        pass
+"""
+
+
+def test_help_loads_no_torch_and_is_quick() -> None:
+    modules = loaded_modules(HELP)
+    assert "nlrn.cli" in modules
+    assert not modules & {"torch", "numpy", "PIL", "triton", "skimage"}
+    times = []
+    for _ in range(5):  # the best of several: other work on the machine does not count
+        start = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-c", f"import sys\n{HELP}"], check=True, capture_output=True
+        )
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.5
+
+
+def test_import_of_the_package_is_lazy() -> None:
+    assert "torch" not in loaded_modules("import nlrn")
+    assert "torch" not in loaded_modules("from nlrn import estimate_sigma, images, jobs")
+    assert "torch" in loaded_modules("from nlrn import NLRN")
+
+
+def test_public_names_exist() -> None:
+    import nlrn
+
+    assert len(nlrn.__all__) <= 10
+    for name in nlrn.__all__:
+        assert getattr(nlrn, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = nlrn.nonsense

@@ -1,0 +1,160 @@
+"""denoise(): arrays of every kind in, the same kind out."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nlrn
+from nlrn import images, tasks, weights
+from nlrn.model import CONFIGS, NLRN, random_network
+from nlrn.tasks import Settings
+
+SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=2, channels=8, embed=4)
+
+
+@pytest.fixture
+def network() -> NLRN:
+    return random_network(SMALL)
+
+
+def noisy(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    values = np.random.default_rng(0).uniform(0.1, 0.9, shape)
+    return images.from_float(values, dtype) if dtype != "float16" else values.astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(12, 17), (9, 14, 3), (11, 7, 4)], ids=str)
+def test_shape_and_type_are_kept(network: NLRN, shape: tuple[int, ...], dtype: str) -> None:
+    image = noisy(shape, dtype)
+    before = image.copy()
+    result = nlrn.denoise(image, 25, model=network)
+    assert result.shape == image.shape and result.dtype == image.dtype
+    assert np.array_equal(image, before), "the input was changed"
+    if shape[2:] == (4,):
+        assert np.array_equal(result[..., 3], image[..., 3])
+    if dtype.startswith("float") or dtype == "uint16":
+        assert not np.array_equal(result, image)
+
+
+def test_colour_goes_channel_by_channel(network: NLRN) -> None:
+    image = noisy((10, 13, 3), "float32")
+    result = nlrn.denoise(image, 25, model=network)
+    for c in range(3):
+        alone = nlrn.denoise(np.ascontiguousarray(image[..., c]), 25, model=network)
+        np.testing.assert_allclose(result[..., c], alone, atol=1e-6)
+
+
+def test_a_colour_network_takes_gray_and_colour() -> None:
+    network = random_network(dataclasses.replace(SMALL, in_channels=3, out_channels=3))
+    for shape in ((10, 13), (10, 13, 3)):
+        assert nlrn.denoise(noisy(shape, "float32"), 25, model=network).shape == shape
+
+
+def test_strength_blends(network: NLRN) -> None:
+    image = noisy((10, 12), "float32")
+    full = nlrn.denoise(image, 25, model=network)
+    half = nlrn.denoise(image, 25, model=network, strength=0.5)
+    np.testing.assert_allclose(half, (full + image) / 2, atol=1e-6)
+    assert np.array_equal(nlrn.denoise(image, 25, model=network, strength=0), image)
+    assert np.array_equal(nlrn.denoise(image, 0, model=network), image)
+
+
+def test_float_values_outside_the_range_are_kept(network: NLRN) -> None:
+    image = noisy((10, 12), "float32") * 3 - 1
+    result = nlrn.denoise(image, 25, model=network)
+    assert result.min() < -0.5 and result.max() > 1.2
+
+
+def test_noise_is_scaled_to_what_the_model_knows(network: NLRN) -> None:
+    """A model trained at 25 sees an image of sigma 50 with half the contrast."""
+    image = noisy((10, 12), "float32")
+    plain = nlrn.denoise(0.5 + (image - 0.5) / 2, 25, model=network)
+    network.notes = {"sigma": "25"}
+    scaled = nlrn.denoise(image, 50, model=network)
+    np.testing.assert_allclose(scaled, 0.5 + (plain - 0.5) * 2, atol=1e-5)
+
+
+def test_weak_noise_is_not_blown_up_and_said(network: NLRN) -> None:
+    """Values far outside [0, 1] are new to a network: the contrast grows by 1.2 at most."""
+    image = noisy((10, 12), "float32")
+    plain = nlrn.denoise(0.5 + (image - 0.5) * 1.2, 25, model=network)
+    network.notes = {"sigma": "25"}
+    with pytest.warns(UserWarning, match="sigma 10 is weak for this model, made for 25"):
+        weak = nlrn.denoise(image, 10, model=network)
+    np.testing.assert_allclose(weak, 0.5 + (plain - 0.5) / 1.2, atol=1e-5)
+
+
+def test_sigma_is_estimated_when_not_given(network: NLRN, monkeypatch: pytest.MonkeyPatch) -> None:
+    network.notes = {"sigma": "25"}
+    image = noisy((32, 40), "float32")
+    level = nlrn.estimate_sigma(image)
+    automatic = nlrn.denoise(image, model=network)
+    np.testing.assert_array_equal(automatic, nlrn.denoise(image, level, model=network))
+
+
+def test_paths_of_images_and_models(network: NLRN, tmp_path: Path) -> None:
+    image = noisy((10, 12, 3), "uint8")
+    images.write(tmp_path / "a.png", images.Image(image))
+    network.save_pretrained(tmp_path / "m.safetensors")
+    result = nlrn.denoise(tmp_path / "a.png", 25, model=tmp_path / "m.safetensors")
+    assert np.array_equal(result, nlrn.denoise(image, 25, model=network))
+
+
+def test_settings_reach_the_network(network: NLRN) -> None:
+    image = noisy((40, 44), "float32")
+    whole = nlrn.denoise(image, 25, model=network)
+    tiled = nlrn.denoise(image, 25, model=network, settings=Settings(tile=16, exact=True))
+    np.testing.assert_allclose(tiled, whole, atol=1e-5)
+    half = nlrn.denoise(image, 25, model=network, settings=Settings(dtype="bf16"))
+    assert 0 < np.abs(half - whole).max() < 0.01
+    views = nlrn.denoise(image, 25, model=network, settings=Settings(views=8))
+    assert np.abs(views - whole).max() > 1e-6
+
+
+def test_the_nearest_trained_level_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = {
+        f"s{level}": weights.Entry(f"s{level}", "", "", "denoise", "", (), level)
+        for level in (15.0, 25.0, 50.0)
+    }
+    monkeypatch.setattr(weights, "manifest", lambda: entries)
+    chosen = {s: tasks.choose_weight(s) for s in (0, 5, 18, 20, 30, 40, 90)}
+    assert chosen == {
+        0: "s15.0", 5: "s15.0", 18: "s15.0", 20: "s25.0", 30: "s25.0", 40: "s50.0", 90: "s50.0"
+    }  # fmt: skip
+
+
+def test_without_weights_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "manifest", dict)
+    with pytest.raises(tasks.NoWeightsError, match="no trained weights yet; give a file"):
+        nlrn.denoise(noisy((5, 6), "uint8"), 25)
+
+
+@pytest.mark.parametrize(
+    ("image", "options", "message"),
+    [
+        (np.zeros((3, 4, 2), np.uint8), {}, r"got \(3, 4, 2\)"),
+        (np.zeros((0, 4), np.uint8), {}, r"got \(0, 4\)"),
+        (np.zeros((3, 4), np.int32), {}, "got int32"),
+        (np.full((3, 4), np.nan), {}, "NaN or infinite"),
+        ([[1, 2]], {}, "NumPy array or a path, got list"),
+        (np.zeros((3, 4), np.uint8), {"sigma": -1}, "sigma must be 0 or more.*got -1"),
+        (np.zeros((3, 4), np.uint8), {"sigma": float("nan")}, "sigma must be 0 or more"),
+        (np.zeros((3, 4), np.uint8), {"strength": 1.5}, "strength must be between 0 and 1"),
+        (np.zeros((3, 4), np.uint8), {"model": "nope"}, "nope: neither a file nor a model"),
+    ],
+    ids=lambda value: str(value)[:20].replace("\n", ""),
+)
+def test_bad_arguments_are_named(
+    network: NLRN, image: np.ndarray, options: dict, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        nlrn.denoise(image, **({"sigma": 25, "model": network} | options))
+
+
+def test_bad_settings_are_named() -> None:
+    with pytest.raises(ValueError, match="dtype must be one of fp32, bf16, got 'fp8'"):
+        Settings(dtype="fp8")
