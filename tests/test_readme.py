@@ -1,0 +1,53 @@
+"""What README and docs say can be done, can be done."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    pytest.param(code, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, code in enumerate(
+        re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    )
+]
+
+
+@pytest.mark.parametrize("code", BLOCKS)
+def test_python_examples_run(code: str) -> None:
+    torch.manual_seed(0)
+    exec(compile(code, "example", "exec"), {})
+
+
+def test_commands_name_files_and_options_that_exist() -> None:
+    from typer.testing import CliRunner
+
+    from nlrn.cli import app
+
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for config in re.findall(r"configs/[\w-]+\.toml", text):
+        assert (ROOT / config).is_file(), config
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^):]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+    runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
+    for command, options in re.findall(r"^    nlrn (\w+)(.*?)(?:#|$)", text, re.MULTILINE):
+        shown = runner.invoke(app, [command, "--help"]).output
+        for option in re.findall(r"(--[a-z-]+)", options):
+            assert option in shown, f"nlrn {command} has no {option}"
+
+
+def test_demo_writes_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import runpy
+
+    runpy.run_path(str(ROOT / "examples" / "demo.py"))["main"](tmp_path / "demo")
+    said = capsys.readouterr().out
+    assert (tmp_path / "demo" / "demo.png").stat().st_size > 10_000
+    noisy, restored = map(float, re.findall(r"(\d+\.\d+) dB", said))
+    assert restored > noisy + 9
