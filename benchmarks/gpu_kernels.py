@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import torch
 from torch import Tensor
 
-from nlrn.ops import triton_impl
-from nlrn.ops.triton_impl import Plan, Tuning
+from nlrn.ops import triton_impl, triton_launch, triton_layout
+from nlrn.ops.triton_layout import Plan, Tuning
 
 EMBED, CHANNELS, STATES = 64, 128, 12
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the CPU only to try the checks
@@ -214,7 +214,7 @@ def check_inference(
 
 def candidates(name: str, quick: bool) -> list[Tuning]:
     """Tunings to time; forward, keys and queries entries are independent given the tile."""
-    base = triton_impl.plan_for(*SHAPES[name][1:5], EMBED, CHANNELS, torch.bfloat16).tuning
+    base = triton_layout.plan_for(*SHAPES[name][1:5], EMBED, CHANNELS, torch.bfloat16).tuning
     if not SHAPES[name].training:
         found = [base]
         if name == "infer512":
@@ -282,8 +282,8 @@ def candidates(name: str, quick: bool) -> list[Tuning]:
 
 def plan_of(shape: Shape, tuning: Tuning) -> Plan:
     """The layout for a tuning, linear where the package would choose that."""
-    chosen = triton_impl.plan_for(*shape[1:5], EMBED, CHANNELS, torch.bfloat16)
-    return triton_impl.make_plan(*shape[1:5], chosen.linear, tuning)
+    chosen = triton_layout.plan_for(*shape[1:5], EMBED, CHANNELS, torch.bfloat16)
+    return triton_layout.make_plan(*shape[1:5], chosen.linear, tuning)
 
 
 class Buffers:
@@ -297,11 +297,11 @@ class Buffers:
         self.theta = normal(plan.height, plan.width, EMBED, 0.3)
         self.keys = normal(plan.key_height, plan.key_width, EMBED, 0.3)
         self.values = normal(plan.key_height, plan.key_width, CHANNELS, 1.0)
-        self.prior = triton_impl._new_packed(plan, self.theta)
+        self.prior = triton_launch.new_packed(plan, self.theta)
         operands = (self.theta, self.keys, self.values)
-        self.out, self.lse = triton_impl.launch_forward(plan, *operands, None, self.prior)
+        self.out, self.lse = triton_launch.launch_forward(plan, *operands, None, self.prior)
         self.d_out = normal(plan.height, plan.width, CHANNELS, 1.0)
-        self.delta = triton_impl.launch_delta(plan, self.out, self.d_out)
+        self.delta = triton_launch.launch_delta(plan, self.out, self.d_out)
 
 
 def parts(shape: Shape, plan: Plan, buffers: Buffers) -> dict[str, Callable[[], Any]]:
@@ -310,20 +310,20 @@ def parts(shape: Shape, plan: Plan, buffers: Buffers) -> dict[str, Callable[[], 
     operands = (b.theta, b.keys, b.values)
     if not shape.training:
         return {
-            "update": lambda: triton_impl.launch_forward(
+            "update": lambda: triton_launch.launch_forward(
                 plan, *operands, b.prior, b.prior, exact=False
             ),
-            "first": lambda: triton_impl.launch_forward(plan, *operands, None, b.prior),
-            "last": lambda: triton_impl.launch_forward(plan, *operands, b.prior, None),
+            "first": lambda: triton_launch.launch_forward(plan, *operands, None, b.prior),
+            "last": lambda: triton_launch.launch_forward(plan, *operands, b.prior, None),
         }
     scores, d_next = torch.empty_like(b.prior), torch.randn_like(b.prior)
     return {
-        "forward": lambda: triton_impl.launch_forward(plan, *operands, b.prior, scores),
-        "keys": lambda: triton_impl.launch_backward_keys(
+        "forward": lambda: triton_launch.launch_forward(plan, *operands, b.prior, scores),
+        "keys": lambda: triton_launch.launch_backward_keys(
             plan, b.theta, b.values, b.prior, b.lse, b.delta, b.d_out, d_next
         ),
-        "queries": lambda: triton_impl.launch_backward_queries(plan, b.keys, d_next),
-        "delta": lambda: triton_impl.launch_delta(plan, b.out, b.d_out),
+        "queries": lambda: triton_launch.launch_backward_queries(plan, b.keys, d_next),
+        "delta": lambda: triton_launch.launch_delta(plan, b.out, b.d_out),
     }
 
 
@@ -387,7 +387,7 @@ def time_shape(name: str, quick: bool, deadline: float) -> list[dict[str, Any]]:
                          "tuning": str(tuple(tuning))})  # fmt: skip
             torch.cuda.empty_cache()
             continue
-        score_bytes = triton_impl._work(plan) * shape.batch * 2
+        score_bytes = triton_layout.pairs_visited(plan) * shape.batch * 2
         for part, launch in launches.items():
             knobs = knobs_of(part, plan)
             if (part, knobs) in seen:

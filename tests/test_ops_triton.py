@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nlrn.ops import Correlation, reference, triton_impl
+from nlrn.ops import Correlation, reference, triton_impl, triton_layout
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
@@ -148,18 +148,18 @@ if INTERPRETED:
         assert_parity(case)
 
     def test_interpreted_boxed_regions_match_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-        tuning = triton_impl.HALF_TILED._replace(
+        tuning = triton_layout.HALF_TILED._replace(
             tile=64, tile_width=8, forward=(16, 4, 2), tma_scores=True, tma_operands=True
         )
-        monkeypatch.setattr(triton_impl, "HALF_TILED", tuning)
-        monkeypatch.setattr(triton_impl, "BOX_OVERHEAD", 2.0)
-        monkeypatch.setattr(triton_impl, "LINEAR_ADVANTAGE", 0.0)
-        triton_impl.plan_for.cache_clear()
+        monkeypatch.setattr(triton_layout, "HALF_TILED", tuning)
+        monkeypatch.setattr(triton_layout, "BOX_OVERHEAD", 2.0)
+        monkeypatch.setattr(triton_layout, "LINEAR_ADVANTAGE", 0.0)
+        triton_layout.plan_for.cache_clear()
         try:
-            assert triton_impl.plan_for(6, 19, 5, False, 16, 16, F16).boxed
+            assert triton_layout.plan_for(6, 19, 5, False, 16, 16, F16).boxed
             assert_parity(Case(1, 16, 16, 6, 19, 5, "mask", F16, True))
         finally:
-            triton_impl.plan_for.cache_clear()
+            triton_layout.plan_for.cache_clear()
 
     def test_interpreted_prior_is_overwritten_only_when_allowed() -> None:
         case = Case(1, 5, 6, 4, 7, 5, "mask", F32, False)

@@ -1,0 +1,275 @@
+"""Launches of the Triton kernels on [B, H, W, channels]; triton is imported on first use."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nlrn.ops.triton_layout import Plan, padded
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # triton's CPU simulation, for tests
+
+
+def _descriptor(tensor: Tensor, rows: int, columns: int) -> Any:
+    """A descriptor of the tensor as a matrix of lines, moved in blocks of rows x columns."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    matrix = tensor.view(-1, tensor.shape[-1])
+    return TensorDescriptor.from_tensor(matrix, [rows, columns])
+
+
+def _box_descriptor(plane: Tensor, columns: int, depth: int) -> Any:
+    """A descriptor of [B, H, W, C] as rows of pixels, moved in pieces of one row."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(plane.flatten(0, 1), [1, columns, depth])
+
+
+@functools.lru_cache(maxsize=16)
+def _has_descriptors(device: torch.device) -> bool:
+    return INTERPRETED or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _precision(dtype: torch.dtype) -> str:
+    return "ieee" if dtype == torch.float32 else "tf32"
+
+
+def new_packed(plan: Plan, like: Tensor) -> Tensor:
+    return like.new_empty(like.shape[0], plan.lines, plan.stride)
+
+
+def wrap(keys: Tensor, pad: int) -> Tensor:
+    """Keys [B, H, W, C] continued around the border by `pad` pixels."""
+    if not pad:
+        return keys
+    for axis in (1, 2):
+        size = keys.shape[axis]
+        source = torch.arange(-pad, size + pad, device=keys.device) % size
+        keys = keys.index_select(axis, source)
+    return keys
+
+
+def unwrap(grad: Tensor, pad: int) -> Tensor:
+    """The gradient of `_wrap`: copies of a pixel add up."""
+    if not pad:
+        return grad
+    for axis in (1, 2):
+        padded = grad.shape[axis]
+        size = padded - 2 * pad
+        shape = list(grad.shape)
+        shape[axis] = size
+        folded = grad.new_zeros(shape)
+        begin = 0
+        while begin < padded:
+            # padded position p holds pixel (p - pad) mod size
+            pixel = (begin - pad) % size
+            count = min(size - pixel, padded - begin)
+            folded.narrow(axis, pixel, count).add_(grad.narrow(axis, begin, count))
+            begin += count
+        grad = folded
+    return grad
+
+
+def launch_forward(
+    plan: Plan,
+    theta: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    prior: Tensor | None,
+    scores: Tensor | None,
+    exact: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Runs the forward kernel on keys already wrapped; `scores` (may be `prior`) is written.
+
+    With `exact` the weights are those of the scores as stored, which backward needs.
+
+    Returns:
+        The attended values [B, H, W, C] and the log-sum-exp of each line [B, lines].
+    """
+    from nlrn.ops import triton_kernels
+
+    batch, height, width, embed = theta.shape
+    channels = values.shape[-1]
+    tuning = plan.tuning
+    block, warps, stages = tuning.forward
+    block_d, block_c = padded(embed), padded(channels)
+    out = theta.new_empty(batch, height, width, channels)
+    lse = theta.new_empty(batch, plan.lines, dtype=torch.float32)
+    tma_scores = tuning.tma_scores and _has_descriptors(theta.device)
+    tma_keys = (
+        tuning.tma_operands
+        and (plan.linear or plan.boxed)
+        and (block_d, block_c) == (embed, channels)
+        and _has_descriptors(theta.device)
+    )
+
+    def as_lines(lines: Tensor) -> Any:
+        return _descriptor(lines, tuning.tile, block) if tma_scores else lines
+
+    def as_keys(plane: Tensor, depth: int) -> Any:
+        if not tma_keys:
+            return plane
+        if plan.linear:
+            return _descriptor(plane, block, depth)
+        return _box_descriptor(plane, block, depth)
+
+    triton_kernels.forward_kernel[(plan.tiles, batch)](
+        theta,
+        as_keys(keys, block_d),
+        as_keys(values, block_c),
+        theta if prior is None else as_lines(prior),
+        theta if scores is None else as_lines(scores),
+        out,
+        lse,
+        height,
+        width,
+        plan.key_height,
+        plan.key_width,
+        plan.tiles_x,
+        plan.stride,
+        D=embed,
+        C=channels,
+        BLOCK_D=block_d,
+        BLOCK_C=block_c,
+        **plan.window(),
+        BLOCK=block,
+        HAS_PRIOR=prior is not None,
+        STORE_SCORES=scores is not None,
+        ROUND=exact,
+        TMA_SCORES=tma_scores,
+        TMA_KEYS=tma_keys,
+        PRECISION=_precision(theta.dtype),
+        STAGES=stages,
+        num_warps=warps,
+        maxnreg=tuning.max_registers,
+    )
+    return out, lse
+
+
+def launch_delta(plan: Plan, out: Tensor, d_out: Tensor) -> Tensor:
+    """Returns out . d_out of each line [B, lines]."""
+    from nlrn.ops import triton_kernels
+
+    batch, height, width, channels = out.shape
+    delta = out.new_empty(batch, plan.lines, dtype=torch.float32)
+    triton_kernels.delta_kernel[(plan.tiles, batch)](
+        out,
+        d_out,
+        delta,
+        height,
+        width,
+        plan.tiles_x,
+        C=channels,
+        BLOCK_C=padded(channels),
+        **plan.geometry(),
+        num_warps=4,
+    )
+    return delta
+
+
+def launch_backward_keys(
+    plan: Plan,
+    theta: Tensor,
+    values: Tensor,
+    scores: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    d_out: Tensor,
+    d_next: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the scores, the wrapped keys and the wrapped values."""
+    from nlrn.ops import triton_kernels
+
+    batch, height, width, embed = theta.shape
+    channels = values.shape[-1]
+    tuning = plan.tuning
+    keys, keys_w, queries, warps, stages = tuning.keys
+    block_d, block_c = padded(embed), padded(channels)
+    d_scores = new_packed(plan, scores)
+    # Copies of a wrapped pixel are summed afterwards: keep them in float32 until then.
+    dtype = torch.float32 if plan.pad else theta.dtype
+    d_keys = theta.new_empty(batch, plan.key_height, plan.key_width, embed, dtype=dtype)
+    d_values = torch.empty_like(values, dtype=dtype)
+    if plan.linear:
+        blocks = -(-plan.key_height * plan.key_width // keys)
+    else:
+        blocks = -(-plan.key_height // (keys // keys_w)) * -(-plan.key_width // keys_w)
+    # Only where no region sticks out of the stored lines: blocks that begin before a line stopped
+    # an H200 with an illegal instruction.
+    tma = (
+        tuning.tma_operands
+        and plan.full
+        and (block_d, block_c) == (embed, channels)
+        and _has_descriptors(theta.device)
+    )
+
+    def as_lines(lines: Tensor) -> Any:
+        return _descriptor(lines, queries, keys) if tma else lines
+
+    triton_kernels.backward_keys_kernel[(blocks, batch)](
+        _descriptor(theta, queries, block_d) if tma else theta,
+        values,
+        as_lines(scores),
+        lse,
+        delta,
+        _descriptor(d_out, queries, block_c) if tma else d_out,
+        theta if d_next is None else as_lines(d_next),
+        as_lines(d_scores),
+        d_keys,
+        d_values,
+        height,
+        width,
+        plan.key_height,
+        plan.key_width,
+        plan.tiles_x,
+        plan.tiles,
+        plan.stride,
+        D=embed,
+        C=channels,
+        BLOCK_D=block_d,
+        BLOCK_C=block_c,
+        **plan.window(),
+        KEYS=keys,
+        KEYS_W=keys_w,
+        QUERIES=queries,
+        HAS_NEXT=d_next is not None,
+        TMA=tma,
+        PRECISION=_precision(theta.dtype),
+        STAGES=stages,
+        num_warps=warps,
+    )
+    return d_scores, d_keys, d_values
+
+
+def launch_backward_queries(plan: Plan, keys: Tensor, d_scores: Tensor) -> Tensor:
+    """The gradient of theta [B, H, W, D] from that of the scores."""
+    from nlrn.ops import triton_kernels
+
+    batch, _, _, embed = keys.shape
+    block, warps, stages = plan.tuning.queries
+    d_theta = keys.new_empty(batch, plan.height, plan.width, embed)
+    tma = plan.tuning.tma_scores and _has_descriptors(keys.device)
+    triton_kernels.backward_queries_kernel[(plan.tiles, batch)](
+        keys,
+        _descriptor(d_scores, plan.tuning.tile, block) if tma else d_scores,
+        d_theta,
+        plan.height,
+        plan.width,
+        plan.key_height,
+        plan.key_width,
+        plan.tiles_x,
+        plan.stride,
+        D=embed,
+        BLOCK_D=padded(embed),
+        **plan.window(),
+        BLOCK=block,
+        TMA_SCORES=tma,
+        PRECISION=_precision(keys.dtype),
+        STAGES=stages,
+        num_warps=warps,
+    )
+    return d_theta
