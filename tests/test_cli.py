@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from nlrn import cli, images, weights
 from nlrn.model import CONFIGS, random_network
+from nlrn.tasks import Settings
 
 SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=2, channels=8, embed=4)
 runner = CliRunner()
@@ -117,6 +118,73 @@ def test_two_inputs_for_one_output_are_refused(tmp_path: Path, model: str) -> No
     first, second = picture(tmp_path / "x" / "a.png"), picture(tmp_path / "y" / "a.png")
     result = nlrn("denoise", first, second, "--model", model, "-o", tmp_path / "out")
     assert_one_clear_line(result, "would both be written")
+
+
+def test_one_file_given_twice_is_done_once(tmp_path: Path, model: str) -> None:
+    source = picture(tmp_path / "a.png")
+    result = nlrn("denoise", source, source, "--model", model, "--sigma", 20)
+    assert result.exit_code == 0 and result.stdout.count("a_denoised.png") == 1
+
+
+@pytest.mark.parametrize("options", [["--suffix", ""], ["-o", "{folder}"], ["-o", "{source}"]])
+def test_a_result_never_replaces_its_own_input(
+    tmp_path: Path, model: str, options: list[str]
+) -> None:
+    source = picture(tmp_path / "a.png")
+    before = source.read_bytes()
+    given = [o.format(folder=tmp_path, source=source) for o in options]
+    result = nlrn("denoise", source, "--model", model, "--overwrite", *given)
+    assert_one_clear_line(result, "a.png", "its own result")
+    assert source.read_bytes() == before
+
+
+def test_outputs_with_a_slash_or_an_unknown_suffix(tmp_path: Path, model: str) -> None:
+    source = picture(tmp_path / "a.png")
+    options = ("--model", model, "--sigma", 20, "-o")
+    assert nlrn("denoise", source, *options, f"{tmp_path}/c.png/").exit_code == 0
+    assert_one_clear_line(nlrn("denoise", source, *options, tmp_path / "b.jp2"), "'.jp2'")
+    assert names(tmp_path) == ["a.png", "c.png/a.png"]
+
+
+def test_patterns_keep_the_tree_and_leave_results_alone(tmp_path: Path, model: str) -> None:
+    picture(tmp_path / "in" / "a.png")
+    picture(tmp_path / "in" / "x" / "b.png")
+    options = ("--model", model, "--sigma", 20)
+    pattern = f"{tmp_path}/in/**/*.png"
+    assert nlrn("denoise", pattern, *options, "-o", tmp_path / "out").exit_code == 0
+    assert names(tmp_path / "out") == ["a.png", "x/b.png"]
+    for _ in range(2):
+        assert nlrn("denoise", pattern, *options, "--skip-existing").exit_code == 0
+    assert len(names(tmp_path / "in")) == 4
+
+
+def test_every_setting_reaches_the_network(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple] = []
+
+    def denoise_image(image, sigma, network, strength, settings, progress):
+        seen.append((sigma, strength, settings))
+        return image
+
+    monkeypatch.setattr("nlrn.tasks.denoise_image", denoise_image)
+    given = ("--sigma", 33, "--strength", 0.25, "--tile", 40, "--exact", "--views", 3)
+    more = ("--device", "cpu", "--dtype", "bf16")
+    source = picture(tmp_path / "a.png")
+    assert nlrn("denoise", source, "--model", model, *given, *more).exit_code == 0
+    assert seen == [(33.0, 0.25, Settings(40, True, 3, "bf16", "cpu"))]
+
+
+def test_a_file_whose_values_break_the_network_stops_nothing_else(
+    tmp_path: Path, model: str
+) -> None:
+    for name in ("a.png", "c.png"):
+        picture(tmp_path / "in" / name)
+    np.save(tmp_path / "in" / "b.npy", np.full((5, 6), 1e300))
+    result = nlrn("denoise", tmp_path / "in", "--model", model, "-o", tmp_path / "out")
+    assert result.exit_code == 1
+    assert names(tmp_path / "out") == ["a.png", "c.png"]
+    assert "b.npy" in result.stderr
 
 
 def test_json_report(tmp_path: Path, model: str) -> None:
@@ -267,9 +335,10 @@ def test_long_work_is_announced(
     tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli, "LONG", 0.0)
-    source = picture(tmp_path / "a.png", (200, 200, 3))
+    monkeypatch.setattr(cli, "WORTH_MEASURING", 0)
+    source = picture(tmp_path / "a.png", (40, 50, 3))
     result = nlrn("denoise", source, "--model", model, "--sigma", 25)
-    assert "200 x 200 pixels will take about" in result.stderr
+    assert "50 x 40 pixels will take about" in result.stderr
 
 
 def test_the_shipped_weights_denoise(tmp_path: Path) -> None:

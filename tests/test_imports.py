@@ -34,7 +34,8 @@ def rooms_imported(file: Path) -> set[str]:
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative imports hide where they point"
             base = node.module or ""
             names = [f"{base}.{alias.name}" for alias in node.names] if base == "nlrn" else [base]
         else:
@@ -58,9 +59,16 @@ def test_imports_point_down(file: Path) -> None:
         assert FLOOR[other] < FLOOR[room], f"{room} imports {other}, which is not below it"
 
 
-def test_the_check_would_notice() -> None:
-    assert rooms_imported(PACKAGE / "tasks.py") >= {"inference", "model", "images"}
-    assert FLOOR["tasks"] > FLOOR["inference"]
+@pytest.mark.parametrize(
+    "line",
+    ["from nlrn import cli", "import nlrn.cli", "from nlrn.cli import app", "from . import cli",
+     "from .cli import app", "def f():\n    from nlrn import cli"],
+)  # fmt: skip
+def test_an_upward_import_is_noticed(line: str, tmp_path: Path) -> None:
+    (tmp_path / "noise.py").write_text(line)
+    with pytest.raises(AssertionError):
+        for other in rooms_imported(tmp_path / "noise.py"):
+            assert FLOOR[other] < FLOOR["noise"]
 
 
 def loaded_modules(code: str) -> set[str]:

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from nlrn import inference
-from nlrn.inference import exact_halo, plan, restore
+from nlrn.inference import (
+    exact_halo,
+    network_memory,
+    plan,
+    planned_pixels,
+    restore,
+    seconds_per_pixel,
+)
 from nlrn.model import CONFIGS, NLRN, NLRNConfig, random_network
 
 SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=3, channels=8, embed=4)
@@ -53,7 +60,7 @@ def test_the_exact_halo_is_the_smallest() -> None:
 
 
 def test_default_tiles_leave_no_seam() -> None:
-    model, image = strong_network(), picture(1, 1, 150, 170)
+    image = picture(1, 1, 150, 170)
     config = dataclasses.replace(SMALL, window=45)  # the halo is then no longer exact
     model = strong_network(config)
     whole = restore(model, image, tile=0)
@@ -77,14 +84,59 @@ def test_tiles_cover_every_pixel_once() -> None:
 
 def test_auto_tiles_respect_the_memory_budget() -> None:
     config = CONFIGS["nlrn"]
-    per_pixel = inference.network_memory(config, torch.float32)
     assert len(plan(config, (256, 256), None, False, torch.float32, 2**40)) == 1
     for budget in (2**30, 2**32):
         tiles = plan(config, (2000, 1500), None, False, torch.float32, budget)
-        largest = max((y.stop - y.start) * (x.stop - x.start) for y, x in (t.seen for t in tiles))
-        assert 0.4 * budget < largest * per_pixel <= budget
+        sizes = [(y.stop - y.start, x.stop - x.start) for y, x in (t.seen for t in tiles)]
+        largest = max(network_memory(config, *size, torch.float32) for size in sizes)
+        assert 0.4 * budget < largest <= budget
     with pytest.raises(ValueError, match=r"halo of 290 pixels need .* GiB"):
         plan(config, (2000, 1500), None, True, torch.float32, 2**30)
+
+
+def test_a_small_memory_budget_means_tiles() -> None:
+    model, image = strong_network(), picture(1, 1, 150, 170)
+    seen: list[int] = []
+    result = restore(model, image, memory=2**20, progress=lambda done, total: seen.append(total))
+    assert seen[0] > SMALL.steps  # more than one tile
+    torch.testing.assert_close(result, restore(model, image, tile=0), rtol=0, atol=1e-5)
+
+
+def test_running_out_of_memory_shrinks_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, image = strong_network(), picture(1, 1, 90, 100)
+    expected = restore(model, image)
+    call, calls = inference.FoldedNLRN.__call__, []
+
+    def limited(self, image, on_step=None):
+        calls.append(image.shape[-2:])
+        if image.shape[-1] > 60:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")
+        return call(self, image, on_step)
+
+    monkeypatch.setattr(inference.FoldedNLRN, "__call__", limited)
+    torch.testing.assert_close(restore(model, image, memory=2**28), expected, rtol=0, atol=1e-5)
+    assert len(calls) > 2
+    with pytest.raises(ValueError, match="not enough memory for 100 x 90 pixels with tile 0"):
+        restore(model, image, tile=0)
+
+
+def test_values_that_no_float_can_hold_are_an_error() -> None:
+    image = picture(1, 1, 9, 12)
+    image[0, 0, 4, 4] = 1e30
+    with pytest.raises(ValueError, match="the result is not finite"):
+        restore(strong_network(), image)
+
+
+def test_border_and_bandwidth_reach_the_operator() -> None:
+    image = picture(1, 1, 9, 12)
+    config = dataclasses.replace(SMALL, affinity="euclidean", border="circular", bandwidth=1.7)
+    model = strong_network(config)
+    with torch.no_grad():
+        expected = model(image)
+    torch.testing.assert_close(restore(model, image), expected, rtol=0, atol=1e-5)
+    for change in ({"border": "mask"}, {"bandwidth": 3.0}):
+        other = strong_network(dataclasses.replace(config, **change))
+        assert (restore(other, image) - expected).abs().max() > 1e-4
 
 
 def test_views_average_flips_and_rotations() -> None:
@@ -165,8 +217,8 @@ def test_bad_arguments_are_named(image: Tensor, options: dict, message: str) -> 
         restore(strong_network(), image, **options)
 
 
-def test_estimate_grows_with_the_work() -> None:
-    model = strong_network()
-    one = inference.estimate_seconds(model, (1, 1, 100, 100))
-    many = inference.estimate_seconds(model, (3, 1, 400, 400), views=8)
-    assert 0 < one < many
+def test_estimate_counts_the_overlap_of_tiles() -> None:
+    whole = planned_pixels(SMALL, (100, 120), tile=0)
+    assert whole == 100 * 120
+    assert planned_pixels(SMALL, (100, 120), tile=20, exact=True) > 1.5 * whole
+    assert seconds_per_pixel(strong_network()) > 0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -221,6 +225,49 @@ def test_inference_mode_before_training_leaves_no_trace() -> None:
     assert inputs[0].grad is not None
 
 
+@pytest.mark.parametrize("first", AFFINITIES)
+def test_a_correlation_may_go_to_another_affinity(first: str) -> None:
+    """What lies outside the windows in one backend's own form must not leak into the other."""
+    inputs = [t.detach() for t in make_inputs((2, 3, 4, 9, 11, 5), with_prior=False)]
+    results = []
+    for backend in ("reference", "torch"):
+        _, prior = neighborhood_attention(*inputs, window=5, affinity=first, backend=backend)
+        results.append([
+            neighborhood_attention(*inputs, window=5, affinity=a, prior=prior, backend=backend)[0]
+            for a in ("gaussian", "dot")
+        ])  # fmt: skip
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+
+
+PEAK = """
+import torch
+from nlrn.ops import neighborhood_attention
+torch.set_num_threads(1)
+def peak(kind="VmHWM"):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(kind))
+def run(size):
+    x = torch.rand(1, 4, size, size)
+    neighborhood_attention(x, x, x, window=45, affinity={affinity!r}, keep_correlation=False,
+                           workspace=2**22)
+with torch.no_grad():
+    run(16)
+    before = peak("VmRSS")
+    run(200)
+print((peak() - before) / 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+@pytest.mark.parametrize("affinity", ["embedded_gaussian", "dot"])
+def test_temporaries_stay_within_the_workspace(affinity: str) -> None:
+    """200 x 200 pixels have 324 MB of scores; none of them may be held without being kept."""
+    command = [sys.executable, "-c", PEAK.format(affinity=affinity)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(result.stdout) < 40  # MiB
+
+
 def test_constant_values_come_back_unchanged_by_a_softmax() -> None:
     theta, psi = torch.randn(2, 1, 4, 6, 17, dtype=torch.float64)
     out, _ = neighborhood_attention(theta, psi, torch.full((1, 2, 6, 17), 0.3).double(), window=9)
@@ -235,6 +282,7 @@ def test_constant_values_come_back_unchanged_by_a_softmax() -> None:
         ({"affinity": "cosine"}, "affinity must be one of .* got 'cosine'"),
         ({"border": "reflect"}, "border must be one of mask, circular, got 'reflect'"),
         ({"backend": "cuda"}, "got 'cuda'"),
+        ({"bandwidth": 0.0}, "bandwidth must be above 0, got 0.0"),
         ({"psi": torch.zeros(1, 3, 5, 7)}, r"got \(1, 2, 5, 7\) and \(1, 3, 5, 7\)"),
         ({"g": torch.zeros(1, 3, 7, 5)}, r"g must be .* got \(1, 3, 7, 5\)"),
         ({"g": torch.zeros(1, 3, 5, 7).double()}, "dtypes differ"),

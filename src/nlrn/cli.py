@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,12 +27,16 @@ app = typer.Typer(
     help="Restore images with the Non-Local Recurrent Network.",
 )
 LONG = 30.0  # seconds of work from which on an estimate is printed first
+WORTH_MEASURING = 100_000  # pixels of work; fewer are done in a few seconds
 
 
 def main() -> None:
     """Entry point; errors become one line on stderr and exit code 2."""
     if len(sys.argv) == 1:
         sys.argv.append("--help")
+    # Threads that wait by spinning make everything several times slower as soon as another
+    # program wants the cores too. Has to be said before torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         code = app(standalone_mode=False)
     except Exception as error:
@@ -86,8 +90,7 @@ def _options(
 def denoise(
     inputs: Annotated[list[str], typer.Argument(help="Images, folders or patterns.")],
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="File, or folder for several images.", readable=False),
+        str | None, typer.Option("--output", "-o", help="File, or folder for several images.")
     ] = None,
     sigma: Annotated[
         str, typer.Option(help="Noise level on the 0..255 scale; auto estimates it per image.")
@@ -175,39 +178,44 @@ def _denoiser(sigma: float | None, strength: float, model: str | None, settings:
         return name, networks[name]
 
     network_for(25.0 if sigma is None else sigma)  # a wrong name ends here, before any image
+    rates: dict[str, float] = {}
 
     def work(image: Image, progress: Callable[[int, int], None]) -> tuple[Image, dict[str, Any]]:
         level = tasks.check_sigma(sigma, image)
         name, network = network_for(level)
-        _announce_long_work(network, image, settings)
+        _announce_long_work(name, network, image, settings, rates)
         result = tasks.denoise_image(image, level, network, strength, settings, progress)
         return result, {"sigma": round(level, 2), "model": name}
 
     return work
 
 
-def _announce_long_work(network: NLRN, image: Image, settings: Settings) -> None:
-    """Says how long an image will take if that is long; the measurement costs less than 1 %."""
-    planes = 1 if image.pixels.ndim == 2 else 3 // network.config.in_channels
-    if image.height * image.width * planes * settings.views < 100_000:
-        return
-    from nlrn.inference import estimate_seconds
+def _announce_long_work(
+    name: str, network: NLRN, image: Image, settings: Settings, rates: dict[str, float]
+) -> None:
+    """Says how long an image will take if that is long; the rate is measured once per network."""
+    from nlrn.inference import planned_pixels, seconds_per_pixel
     from nlrn.tasks import DTYPES
 
-    seconds = estimate_seconds(
-        network,
-        (planes, network.config.in_channels, image.height, image.width),
+    dtype, device = DTYPES[settings.dtype], settings.device
+    pixels = planned_pixels(
+        network.config,
+        (image.height, image.width),
         tile=settings.tile,
         exact=settings.exact,
-        views=settings.views,
-        dtype=DTYPES[settings.dtype],
-        device=settings.device,
+        dtype=dtype,
+        device=device,
         memory=settings.memory,
     )
-    if seconds > LONG:
-        typer.echo(
-            f"{image.width} x {image.height} pixels will take about {_duration(seconds)}", err=True
-        )
+    planes = 1 if image.pixels.ndim == 2 else 3 // network.config.in_channels
+    pixels *= planes * settings.views
+    if pixels < WORTH_MEASURING:
+        return
+    if name not in rates:
+        rates[name] = seconds_per_pixel(network, dtype, device)
+    if (seconds := rates[name] * pixels) > LONG:
+        size = f"{image.width} x {image.height}"
+        typer.echo(f"{size} pixels will take about {_duration(seconds)}", err=True)
 
 
 def _duration(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from nlrn import weights
@@ -14,7 +15,7 @@ def network(name: str) -> dict[str, Any]:
     """Counts and settings of a named configuration, a weight of the package, or a file."""
     if name in CONFIGS:
         model, origin = NLRN(CONFIGS[name]), "configuration, without weights"
-    elif name in weights.manifest() or name.endswith(".safetensors"):
+    elif name in weights.manifest() or Path(name).is_file():
         model, origin = NLRN.from_pretrained(name), "trained weights"
     else:
         known = ", ".join([*weights.manifest(), *CONFIGS])

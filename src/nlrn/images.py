@@ -143,22 +143,29 @@ def write(
 def check_writable(path: str | os.PathLike[str], image: Image, *, overwrite: bool = False) -> None:
     """Raises the ImageError that `write` would raise, before an hour of work is put into it."""
     path = Path(path)
+    check_holds(path, image)
     with _errors_name(path):
-        name = _format_name(path)
         if not path.parent.is_dir():
             raise FormatError(f"folder {path.parent} does not exist")
         if not os.access(path.parent, os.W_OK):
             raise FormatError(f"folder {path.parent} is not writable")
         if path.exists() and not overwrite:
             raise FileExistsError
-        imageformats.check_holds(name, _as_decoded(image).samples)
+
+
+def check_holds(path: str | os.PathLike[str], image: Image) -> None:
+    """Raises an ImageError if the format of the path's suffix cannot hold the image."""
+    path = Path(path)
+    with _errors_name(path):
+        imageformats.check_holds(_format_name(path), _as_decoded(image).samples)
 
 
 def to_float(array: Array) -> Array:
     """A float32 copy in [0, 1]: uint8 / 255, uint16 / 65535, float values as they are."""
     if array.dtype.name not in _DTYPES:
         raise ValueError(f"array must be one of {', '.join(_DTYPES)}, got {array.dtype}")
-    return array.astype(np.float32) / np.float32(imageformats.white(array.dtype))
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, for callers to refuse
+        return array.astype(np.float32) / np.float32(imageformats.white(array.dtype))
 
 
 def from_float(array: Array, dtype: DTypeLike) -> Array:

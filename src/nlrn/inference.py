@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from nlrn.folded import FoldedNLRN
-from nlrn.memory import free_memory, keep_freed_memory
+from nlrn.memory import free_memory, is_out_of_memory, keep_freed_memory
 from nlrn.model import NLRN, NLRNConfig
-from nlrn.ops import memory_per_pixel
+from nlrn.ops import correlation_bytes
 
 HALO = 48  # pixels around a tile by default; docs/inference.md has its measured error
 FADE = 8  # neighbouring tiles are cross-faded over twice this width, so that no seam shows
@@ -76,18 +76,24 @@ def restore(
             with keep_freed_memory() if device.type == "cpu" else nullcontext():
                 result = _run(network, image, tiles, views, progress)
             break
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            if tile == 0 or budget < 2**26:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
                 raise
-            budget, tile = budget // 2, None
-    if not result.isfinite().all() and image.isfinite().all() and dtype != torch.float32:
-        warnings.warn(f"the result in {dtype} was not finite; computing in float32", stacklevel=2)
-        return restore(
-            model, image, tile=tile, exact=exact, views=views, device=device, memory=memory,
-            progress=progress,
-        )  # fmt: skip
-    return result
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            if tile is not None or budget < 2**20:
+                size = f"{image.shape[-1]} x {image.shape[-2]}"
+                raise ValueError(f"not enough memory for {size} pixels with tile {tile}") from error
+            budget //= 2
+    if result.isfinite().all() or not image.isfinite().all():
+        return result
+    if dtype == torch.float32:
+        raise ValueError("the result is not finite: values of the image are far outside [0, 1]")
+    warnings.warn(f"the result in {dtype} was not finite; computing in float32", stacklevel=2)
+    return restore(
+        model, image, tile=tile, exact=exact, views=views, device=device, memory=memory,
+        progress=progress,
+    )  # fmt: skip
 
 
 def choose_device(device: str | torch.device) -> torch.device:
@@ -111,10 +117,12 @@ def exact_halo(config: NLRNConfig) -> int:
     return 2 + sum(2 + radius * config.is_non_local(t) for t in range(config.steps))
 
 
-def network_memory(config: NLRNConfig, dtype: torch.dtype) -> int:
-    """Bytes per pixel that the network takes at most: the scores and a dozen feature maps."""
-    scores = memory_per_pixel(config.window, dtype) if config.non_local_every else 0
-    return scores + 12 * config.channels * dtype.itemsize
+def network_memory(config: NLRNConfig, height: int, width: int, dtype: torch.dtype) -> int:
+    """Bytes that the network takes at most for an image: the scores and a dozen feature maps."""
+    features = 12 * height * width * config.channels * dtype.itemsize
+    if not config.non_local_every:
+        return features
+    return features + correlation_bytes(height, width, config.window, config.affinity, dtype)
 
 
 def plan(
@@ -127,22 +135,22 @@ def plan(
 ) -> list[Tile]:
     """Cuts an image of size (H, W) into tiles that the network can hold in `budget` bytes."""
     height, width = size
-    per_pixel = network_memory(config, dtype)
     everything = Tile((slice(0, height), slice(0, width)), (slice(0, height), slice(0, width)))
-    if tile == 0 or (tile is None and height * width * per_pixel <= budget):
+    if tile == 0 or (tile is None and network_memory(config, height, width, dtype) <= budget):
         return [everything]
     halo = exact_halo(config) if exact else min(HALO, exact_halo(config))
     if tile is None:
-        tile = int((budget / per_pixel) ** 0.5) - 2 * halo
-        if tile < SMALLEST_TILE:
-            need = (SMALLEST_TILE + 2 * halo) ** 2 * per_pixel
-            if not exact and need <= 2**30:
-                tile = SMALLEST_TILE  # less than this is no use to anyone
-            else:
-                raise ValueError(
-                    f"tiles with a halo of {halo} pixels need {need / 2**30:.1f} GiB, "
-                    f"the memory budget is {budget / 2**30:.1f} GiB"
-                )
+        side = SMALLEST_TILE + 2 * halo
+        need = network_memory(config, side, side, dtype)
+        # Sides grow in steps of 8, the side of the blocks that memory is counted in.
+        while network_memory(config, side + 8, side + 8, dtype) <= budget:
+            side += 8
+        tile = side - 2 * halo
+        if need > budget and (exact or need > 2**30):  # less than a GiB is no use to anyone
+            raise ValueError(
+                f"tiles with a halo of {halo} pixels need {need / 2**30:.1f} GiB, "
+                f"the memory budget is {budget / 2**30:.1f} GiB"
+            )
     rows, columns = _cut(height, tile), _cut(width, tile)
     if len(rows) == len(columns) == 1:
         return [everything]
@@ -227,27 +235,31 @@ def _views(count: int) -> Iterator[tuple[Callable[[Tensor], Tensor], Callable[[T
         yield do, undo
 
 
-def estimate_seconds(
-    model: NLRN,
-    shape: torch.Size | tuple[int, ...],
+def planned_pixels(
+    config: NLRNConfig,
+    size: tuple[int, int],
     *,
     tile: int | None = None,
     exact: bool = False,
-    views: int = 1,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "auto",
     memory: int | None = None,
+) -> int:
+    """How many pixels `restore` will put through the network for one view of one plane."""
+    budget = memory if memory is not None else free_memory(choose_device(device)) // 2
+    tiles = plan(config, size, tile, exact, dtype, budget)
+    return sum((y.stop - y.start) * (x.stop - x.start) for y, x in (t.seen for t in tiles))
+
+
+def seconds_per_pixel(
+    model: NLRN, dtype: torch.dtype = torch.float32, device: str | torch.device = "auto"
 ) -> float:
-    """How long `restore` will take for an image of this shape, measured on one small tile."""
-    device = choose_device(device)
-    budget = memory if memory is not None else free_memory(device) // 2
-    tiles = plan(model.config, (shape[-2], shape[-1]), tile, exact, dtype, budget)
-    pixels = sum((y.stop - y.start) * (x.stop - x.start) for y, x in (t.seen for t in tiles))
-    side = 72
+    """Time of the network on this machine, measured on one small tile."""
+    device, side = choose_device(device), 72
     network = FoldedNLRN(model, dtype, device)
     sample = torch.rand(1, model.config.in_channels, side, side)
     if device.type != "cpu":
         network(sample)  # the first call compiles and loads
     start = time.perf_counter()
     network(sample)
-    return (time.perf_counter() - start) / side**2 * pixels * shape[0] * views
+    return (time.perf_counter() - start) / side**2

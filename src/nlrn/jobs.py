@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -41,25 +42,26 @@ class Report:
         return 1 if self.done or self.skipped else 2
 
 
-def collect(inputs: list[str], output: Path | None, suffix: str, *, recursive: bool) -> list[Job]:
-    """Files, folders and patterns -> jobs.
+def collect(inputs: list[str], output: str | None, suffix: str, *, recursive: bool) -> list[Job]:
+    """Files, folders and patterns -> jobs, each source once.
 
     Without `output`, NAME.png goes to NAME<suffix>.png beside it. An output that is a folder, ends
-    with a slash, or is given with several inputs, takes files of the same name, the tree kept.
+    with a slash, has no suffix, or is given with several inputs, takes files of the same name, the
+    tree below a folder kept.
     """
-    sources = list(_sources(inputs, recursive, suffix if output is None else None))
+    sources = dict(_sources(inputs, recursive, suffix if output is None else None))
     if not sources:
         raise InputError(f"no images in {', '.join(inputs)} (known: {' '.join(images.SUFFIXES)})")
-    single = len(sources) == 1 and sources[0][0] == Path(inputs[0])
+    single = len(sources) == 1 and Path(inputs[0]) in sources
     as_file = output is not None and single and not _is_folder(output)
     jobs = []
-    for source, relative in sources:
+    for source, relative in sources.items():
         if output is None:
             target = source.with_name(f"{source.stem}{suffix}{source.suffix}")
         else:
-            target = output if as_file else output / relative
+            target = Path(output) if as_file else Path(output) / relative
         jobs.append(Job(source, target))
-    _check_distinct(jobs)
+    _check_targets(jobs)
     return jobs
 
 
@@ -90,6 +92,9 @@ def run(
             report.done.append(_run_one(job, work, overwrite))
         except ImageError as error:
             report.failed.append({"input": str(job.source), "error": str(error)})
+        except (ValueError, OSError, MemoryError) as error:
+            message = f"{job.source}: {error or 'not enough memory'}"
+            report.failed.append({"input": str(job.source), "error": message})
     return report
 
 
@@ -98,10 +103,12 @@ def _run_one(
 ) -> dict[str, Any]:
     start = time.perf_counter()
     image = images.read(job.source)
-    try:
-        job.target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ImageError(f"{job.target.parent}: {error.strerror}") from error
+    if not job.target.parent.exists():
+        images.check_holds(job.target, image)  # before a folder is made for nothing
+        try:
+            job.target.parent.mkdir(parents=True)
+        except OSError as error:
+            raise ImageError(f"{job.target.parent}: {error.strerror}") from error
     images.check_writable(job.target, image, overwrite=overwrite)
     result, facts = work(image)
     images.write(job.target, result, overwrite=overwrite)
@@ -122,17 +129,25 @@ def _sources(
     for text in inputs:
         path = Path(text)
         if path.is_dir():
-            for file in _walk(path, recursive):
-                if made_by_us and file.stem.endswith(made_by_us):
-                    continue
-                yield file, file.relative_to(path)
+            found, base = _walk(path, recursive), path
         elif path.exists() or not glob.has_magic(text):
             yield path, Path(path.name)
+            continue
         else:
-            matches = sorted(Path(match) for match in glob.glob(text, recursive=True))  # noqa: PTH207
-            if not matches:
+            matches = map(Path, glob.glob(text, recursive=True))  # noqa: PTH207
+            found, base = sorted(p for p in matches if p.is_file()), _fixed_part(path)
+            if not found:
                 raise InputError(f"{text}: no file matches")
-            yield from ((match, Path(match.name)) for match in matches if match.is_file())
+        for file in found:
+            if not (made_by_us and file.stem.endswith(made_by_us)):
+                yield file, file.relative_to(base)
+
+
+def _fixed_part(pattern: Path) -> Path:
+    """The folders of a pattern before its first wildcard."""
+    parts = pattern.parts
+    first = next(i for i, part in enumerate(parts) if glob.has_magic(part))
+    return Path(*parts[:first])
 
 
 def _walk(folder: Path, recursive: bool) -> list[Path]:
@@ -147,14 +162,19 @@ def _walk(folder: Path, recursive: bool) -> list[Path]:
     )
 
 
-def _is_folder(output: Path) -> bool:
-    return output.is_dir() or output.suffix.lower() not in images.SUFFIXES
+def _is_folder(output: str) -> bool:
+    if output.endswith(("/", os.sep)) or Path(output).is_dir():
+        return True
+    return not Path(output).suffix  # an unknown suffix is refused when the file is to be written
 
 
-def _check_distinct(jobs: list[Job]) -> None:
+def _check_targets(jobs: list[Job]) -> None:
     seen: dict[Path, Path] = {}
     for job in jobs:
-        if job.target in seen:
-            first = seen[job.target]
+        target = job.target.resolve()
+        if target == job.source.resolve():
+            raise InputError(f"{job.source}: would be replaced by its own result")
+        if target in seen:
+            first = seen[target]
             raise InputError(f"{first} and {job.source} would both be written to {job.target}")
-        seen[job.target] = job.source
+        seen[target] = job.source

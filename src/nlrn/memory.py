@@ -21,9 +21,29 @@ def free_memory(device: torch.device) -> int:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         available = next(line for line in lines if line.startswith("MemAvailable"))
-        return int(available.split()[1]) * 1024
+        return min(int(available.split()[1]) * 1024, *_container_limits())
     except (OSError, StopIteration):
         return 4 * 2**30
+
+
+def _container_limits() -> list[int]:
+    """What the limits of a container leave, by both versions of Linux's control groups."""
+    left = [2**62]
+    for folder, limit, used in (
+        ("/sys/fs/cgroup", "memory.max", "memory.current"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        try:
+            texts = [Path(folder, name).read_text(encoding="ascii") for name in (limit, used)]
+            left.append(max(0, int(texts[0]) - int(texts[1])))
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+    return left
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether an error of PyTorch says that memory ran out; on a CPU it has no class of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 @contextlib.contextmanager

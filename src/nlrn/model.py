@@ -60,6 +60,8 @@ class NLRNConfig:
             raise ValueError(f"affinity must be one of {known}, got {self.affinity!r}")
         if self.border not in BORDERS:
             raise ValueError(f"border must be one of {', '.join(BORDERS)}, got {self.border!r}")
+        if not self.bandwidth > 0:
+            raise ValueError(f"bandwidth must be above 0, got {self.bandwidth}")
         if self.non_local_every < 0:
             raise ValueError(f"non_local_every must be 0 or more, got {self.non_local_every}")
         if self.out_channels > self.in_channels:
@@ -153,6 +155,8 @@ class NonLocal2d(nn.Module):
             raise ValueError(f"affinity must be one of {', '.join(AFFINITIES)}, got {affinity!r}")
         if window < 1 or window % 2 == 0:
             raise ValueError(f"window must be odd and positive, got {window}")
+        if border not in BORDERS:
+            raise ValueError(f"border must be one of {', '.join(BORDERS)}, got {border!r}")
         self.window, self.affinity, self.border = window, affinity, border
         self.bandwidth, self.keep_correlation = bandwidth, keep_correlation
         self.operator = neighborhood_attention  # training may put a formulation of its own here
@@ -297,14 +301,16 @@ class NLRN(nn.Module):
     def from_pretrained(cls, name_or_path: str | Path) -> NLRN:
         """The network of a weight in the package, or of a file that `save_pretrained` wrote."""
         weight = weights.load(name_or_path)
-        model = cls(NLRNConfig.from_dict(weight.config))
+        config = NLRNConfig.from_dict(weight.config)
+        with torch.device("meta"):  # a file's config takes no memory before its tensors fit it
+            model = cls(config)
         model.notes = weight.notes
         try:
-            model.load_state_dict(weight.tensors)
+            model.load_state_dict(weight.tensors, assign=True)
         except RuntimeError as error:
             first_line = " ".join(str(error).split())[:200]
             raise weights.WeightsError(f"{name_or_path}: {first_line}") from error
-        return model.eval()
+        return model.requires_grad_().eval()
 
     def save_pretrained(self, path: str | Path, notes: dict[str, str] | None = None) -> None:
         """Writes weights, config and notes into one safetensors file."""

@@ -90,8 +90,10 @@ def denoise_image(
     if not 0 <= strength <= 1:
         raise ValueError(f"strength must be between 0 and 1, got {strength:g}")
     if strength == 0 or sigma == 0:
-        return picture
+        return picture.with_pixels(picture.pixels.copy())
     pixels = images.to_float(picture.pixels)
+    if not np.isfinite(pixels).all():
+        raise ValueError("image has values that float32 cannot hold")
     noisy = to_planes(pixels, network.config.in_channels)
     scale = _scale_to_model(network, sigma)
     # Around mid-gray, so that the brightness the network was trained on stays where it was.
@@ -162,7 +164,11 @@ def choose_weight(sigma: float) -> str:
 
 def _scale_to_model(network: NLRN, sigma: float) -> float:
     """Factor on the contrast that brings the noise near the level the network was trained on."""
-    trained = float(network.notes.get("sigma", 0))
+    try:
+        trained = float(network.notes.get("sigma", 0))
+    except ValueError:
+        note = network.notes["sigma"]
+        raise ValueError(f"the model's note of its noise level is no number: {note!r}") from None
     if trained <= 0:
         return 1.0
     if sigma < WEAK_NOISE * trained:

@@ -4,7 +4,7 @@ from nlrn.ops.correlation import Correlation
 from nlrn.ops.dispatch import (
     AFFINITIES,
     BORDERS,
-    memory_per_pixel,
+    correlation_bytes,
     neighborhood_attention,
     unsupported,
 )
@@ -13,7 +13,7 @@ __all__ = [
     "AFFINITIES",
     "BORDERS",
     "Correlation",
-    "memory_per_pixel",
+    "correlation_bytes",
     "neighborhood_attention",
     "unsupported",
 ]

@@ -82,6 +82,18 @@ class Geometry:
         x = torch.arange(-r, self.cols * BLOCK + r, device=device) % self.width
         return y, x
 
+    def neighbour_counts(self, device: torch.device) -> Tensor:
+        """How many offsets of each pixel lie inside the image [H, W]."""
+        if self.circular:
+            return torch.full((self.height, self.width), self.window**2, device=device)
+
+        def along(length: int) -> Tensor:
+            i = torch.arange(length, device=device)
+            last, first = (i + self.radius).clamp(max=length - 1), (i - self.radius).clamp(min=0)
+            return last - first + 1
+
+        return along(self.height)[:, None] * along(self.width)
+
     def neighbours(self, device: torch.device) -> Tensor:
         """Which offsets lie inside the image [H, W, window**2], bool."""
         step = torch.arange(-self.radius, self.radius + 1, device=device)
@@ -131,11 +143,14 @@ def masked_score(dtype: torch.dtype) -> float:
 
 
 class BlockScores(Correlation):
-    """Scores in block order [R, N, BLOCK**2, region**2]; anything outside the windows is junk."""
+    """Scores in block order [R, N, BLOCK**2, region**2].
 
-    def __init__(self, blocks: Tensor, geometry: Geometry) -> None:
+    Outside the windows they are hugely negative if `softmax`, anything otherwise.
+    """
+
+    def __init__(self, blocks: Tensor, geometry: Geometry, *, softmax: bool) -> None:
         self._blocks: Tensor | None = blocks
-        self.geometry = geometry
+        self.geometry, self.softmax = geometry, softmax
 
     @property
     def blocks(self) -> Tensor:
@@ -164,4 +179,4 @@ class BlockScores(Correlation):
         scores = geometry.to_blocks(scores)
         key = key_of_offset(geometry.window, scores.device).expand(scores.shape)
         blocks = scores.new_full((*scores.shape[:3], geometry.region**2), outside)
-        return cls(blocks.scatter(-1, key, scores), geometry)
+        return cls(blocks.scatter(-1, key, scores), geometry, softmax=softmax)

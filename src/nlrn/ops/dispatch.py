@@ -78,7 +78,7 @@ def neighborhood_attention(
     Returns:
         The attended values [B, C, H, W] and the correlation for the next state.
     """
-    _check(theta, psi, g, window, affinity, border, prior)
+    _check(theta, psi, g, window, affinity, border, bandwidth, prior)
     name = _choose(backend, theta, affinity, g.shape[1])
     if name == "reference":
         from nlrn.ops import reference
@@ -118,11 +118,16 @@ def neighborhood_attention(
     )
 
 
-def memory_per_pixel(window: int, dtype: torch.dtype) -> int:
-    """Bytes per pixel that a kept correlation takes at most, for planning."""
+def correlation_bytes(
+    height: int, width: int, window: int, affinity: str, dtype: torch.dtype
+) -> int:
+    """Bytes that the correlation of an image takes at most, for planning."""
     from nlrn.ops.blocks import BLOCK
 
-    return (BLOCK + window - 1) ** 2 * dtype.itemsize
+    if AFFINITIES[affinity].distance:
+        dtype = torch.promote_types(dtype, torch.float32)
+    blocks = -(-height // BLOCK) * -(-width // BLOCK)
+    return blocks * BLOCK**2 * (BLOCK + window - 1) ** 2 * dtype.itemsize
 
 
 def unsupported(backend: str, theta: Tensor, affinity: str, channels: int = 1) -> str | None:
@@ -168,6 +173,7 @@ def _check(
     window: int,
     affinity: str,
     border: str,
+    bandwidth: float,
     prior: Correlation | Tensor | None,
 ) -> None:
     if window < 1 or window % 2 == 0:
@@ -176,6 +182,8 @@ def _check(
         raise ValueError(f"affinity must be one of {', '.join(AFFINITIES)}, got {affinity!r}")
     if border not in BORDERS:
         raise ValueError(f"border must be one of {', '.join(BORDERS)}, got {border!r}")
+    if not bandwidth > 0:
+        raise ValueError(f"bandwidth must be above 0, got {bandwidth}")
     if theta.dim() != 4 or theta.shape != psi.shape:
         shapes = f"{tuple(theta.shape)} and {tuple(psi.shape)}"
         raise ValueError(f"theta and psi must both be [B, D, H, W], got {shapes}")

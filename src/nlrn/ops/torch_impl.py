@@ -56,7 +56,9 @@ def attend(
             theta, psi, g, blocks, geometry, kind.softmax, keep_correlation, workspace
         )
     out = out.permute(0, 3, 1, 2).to(dtype)
-    return out, BlockScores(scores, geometry) if keep_correlation else None
+    if not keep_correlation:
+        return out, None
+    return out, BlockScores(scores, geometry, softmax=kind.softmax)
 
 
 def _distance_as_product(theta: Tensor, psi: Tensor, bandwidth: float) -> tuple[Tensor, Tensor]:
@@ -75,7 +77,7 @@ def _prior_blocks(
     """The prior in block order, and whether that is the caller's own storage."""
     if prior is None:
         return None, False
-    if isinstance(prior, BlockScores) and prior.geometry == geometry:
+    if isinstance(prior, BlockScores) and (prior.geometry, prior.softmax) == (geometry, softmax):
         blocks = prior.blocks.to(dtype)
         return blocks, blocks is prior.blocks
     scores = prior.scores() if isinstance(prior, Correlation) else prior
@@ -156,7 +158,7 @@ class _Mask:
         self.start = torch.zeros_like(self.inside, dtype=like.dtype).masked_fill_(~self.inside, low)
         if not softmax:
             # Padded queries have no neighbours; they are cut off later, 1 avoids 0/0.
-            count = geometry.neighbours(like.device).sum(-1).to(like.dtype)  # H W
+            count = geometry.neighbour_counts(like.device).to(like.dtype)  # H W
             count = count.expand(geometry.batch, -1, -1)[..., None]
             self.count = geometry.to_blocks(count).clamp_(min=1)
 

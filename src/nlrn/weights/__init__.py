@@ -97,6 +97,8 @@ def _decode(content: bytes, name: str) -> Weight:
         raise WeightsError(f"{name}: not a safetensors file ({error})") from error
     except KeyError as error:
         raise WeightsError(f"{name}: has no nlrn config in its metadata") from error
+    if not isinstance(config, dict):
+        raise WeightsError(f"{name}: its config is no table of names and values")
     if metadata.get("format") != FORMAT:
         raise WeightsError(f"{name}: format {metadata.get('format')!r}, expected {FORMAT!r}")
     notes = {key: value for key, value in metadata.items() if key not in ("config", "format")}
@@ -110,7 +112,7 @@ def save(
     import safetensors.torch
 
     path = Path(path)
-    metadata = {"format": FORMAT, "config": json.dumps(config), **notes}
+    metadata = notes | {"format": FORMAT, "config": json.dumps(config)}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     content = safetensors.torch.save(tensors, metadata)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
