@@ -51,3 +51,11 @@ def test_demo_writes_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (tmp_path / "demo" / "demo.png").stat().st_size > 10_000
     noisy, restored = map(float, re.findall(r"(\d+\.\d+) dB", said))
     assert restored > noisy + 9
+
+
+def test_the_cpu_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    import runpy
+
+    report = runpy.run_path(str(ROOT / "benchmarks" / "cpu_restore.py"))["main"](32, 1)
+    assert report["share_float32"] > 0 and report["memory_bfloat16"] > 0
+    assert "share" in capsys.readouterr().out

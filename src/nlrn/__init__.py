@@ -7,13 +7,14 @@ if TYPE_CHECKING:
     from nlrn.inference import restore
     from nlrn.model import NLRN, NLRNConfig, NonLocal2d
     from nlrn.noise import estimate_sigma
-    from nlrn.tasks import denoise
+    from nlrn.tasks import Settings, denoise
 
 __version__ = "0.1.0"
 __all__ = [
     "NLRN",
     "NLRNConfig",
     "NonLocal2d",
+    "Settings",
     "denoise",
     "estimate_sigma",
     "restore",
@@ -24,6 +25,7 @@ _HOME = {
     "NLRN": "model",
     "NLRNConfig": "model",
     "NonLocal2d": "model",
+    "Settings": "tasks",
     "denoise": "tasks",
     "estimate_sigma": "noise",
     "restore": "inference",

@@ -187,7 +187,7 @@ def _errors_name(path: Path) -> Iterator[None]:
     try:
         yield
     except FileExistsError as error:
-        raise ImageError(f"{path}: exists already and is not to be overwritten") from error
+        raise ImageError(f"{path}: exists already; it is replaced only with --overwrite") from error
     except OSError as error:
         raise ImageError(f"{path}: {error.strerror or error}") from error
     except FormatError as error:

@@ -64,8 +64,8 @@ def restore(
         raise ValueError(f"image must be floating point in [0, 1], got {image.dtype}")
     if not 1 <= views <= 8:
         raise ValueError(f"views must be between 1 and 8, got {views}")
-    if tile is not None and tile < 0:
-        raise ValueError(f"tile must be 0 or more, got {tile}")
+    if tile is not None and tile != 0 and tile < 2 * FADE:
+        raise ValueError(f"tile must be 0 or at least {2 * FADE}, got {tile}")
     device = choose_device(device)
     image = image.detach().to("cpu", torch.float32)
     network = FoldedNLRN(model, dtype, device)

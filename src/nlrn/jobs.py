@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,7 +111,9 @@ def _run_one(
         except OSError as error:
             raise ImageError(f"{job.target.parent}: {error.strerror}") from error
     images.check_writable(job.target, image, overwrite=overwrite)
-    result, facts = work(image)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        result, facts = work(image)
     images.write(job.target, result, overwrite=overwrite)
     return {
         "input": str(job.source),
@@ -118,6 +121,7 @@ def _run_one(
         "width": result.width,
         "height": result.height,
         **facts,
+        "warnings": [str(warning.message) for warning in caught],
         "seconds": round(time.perf_counter() - start, 3),
     }
 

@@ -23,6 +23,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # may hardly grow: measured with the sigma 25 model, more than 1.2 loses more than it gains, since
 # values far outside [0, 1] are new to the network.
 LARGEST_SCALE = 1.2
+LARGEST_SIGMA = 255  # on the 0..255 scale: beyond it there is nothing to find
 WEAK_NOISE = 0.6  # of a model's level; below it the model takes more detail than noise
 
 
@@ -136,10 +137,15 @@ def from_planes(planes: Tensor, dimensions: int) -> np.ndarray:
 def check_sigma(sigma: float | None, picture: Image) -> float:
     """The given noise level if it makes sense, the estimated one if none is given."""
     if sigma is None:
-        return estimate_sigma(images.to_float(picture.pixels))
-    if not math.isfinite(sigma) or sigma < 0:
-        raise ValueError(f"sigma must be 0 or more, on the 0..255 scale, got {sigma:g}")
-    return sigma
+        level = estimate_sigma(images.to_float(picture.pixels))
+        if level > LARGEST_SIGMA:
+            raise ValueError(f"noise of sigma {level:.0f} found: float values are to be in [0, 1]")
+        return level
+    if not isinstance(sigma, int | float):
+        raise ValueError(f"sigma must be a number, or None to estimate it, got {sigma!r}")
+    if not 0 <= sigma <= LARGEST_SIGMA:
+        raise ValueError(f"sigma must be 0 or more, at most {LARGEST_SIGMA}, got {sigma:g}")
+    return float(sigma)
 
 
 def load_model(model: NLRN | str | Path | None, sigma: float) -> NLRN:
@@ -174,8 +180,8 @@ def _scale_to_model(network: NLRN, sigma: float) -> float:
     if sigma < WEAK_NOISE * trained:
         warnings.warn(
             f"noise of sigma {sigma:.3g} is weak for this model, made for {trained:g}: "
-            "details will be lost; try a lower strength",
-            stacklevel=3,
+            "details will be lost; a lower strength helps",
+            stacklevel=4,
         )
     return min(LARGEST_SCALE, trained / sigma)
 
