@@ -18,6 +18,7 @@ from nlrn.inference import (
     seconds_per_pixel,
 )
 from nlrn.model import CONFIGS, NLRN, NLRNConfig, random_network
+from nlrn.ops import neighborhood_attention
 
 SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=3, channels=8, embed=4)
 
@@ -67,6 +68,37 @@ def test_default_tiles_leave_no_seam() -> None:
     tiled = restore(model, image, tile=50)
     change = (whole - image).std()
     assert (tiled - whole).abs().max() < 0.02 * change
+
+
+def test_neighbouring_tiles_are_cross_faded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a halo far too small tiles disagree; where they meet, nothing may jump."""
+    image = picture(1, 1, 40, 120)
+    model = strong_network(dataclasses.replace(SMALL, window=45))
+    whole = restore(model, image, tile=0)
+    monkeypatch.setattr(inference, "HALO", 10)
+
+    def jump() -> float:
+        error = restore(model, image, tile=60) - whole
+        return (error[..., 60] - error[..., 59]).abs().mean().item()
+
+    faded = jump()
+    monkeypatch.setattr(inference, "FADE", 0)
+    assert faded < 0.5 * jump()
+
+
+def test_a_restoration_holds_one_copy_of_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each state writes its scores over those of the state before."""
+    storages = set()
+
+    def watched(*arguments, **options):
+        out, correlation = neighborhood_attention(*arguments, **options)
+        if correlation is not None:
+            storages.add(correlation.blocks.data_ptr())  # type: ignore[attr-defined]
+        return out, correlation
+
+    monkeypatch.setattr("nlrn.folded.neighborhood_attention", watched)
+    restore(strong_network(dataclasses.replace(SMALL, steps=5)), picture(1, 1, 30, 40))
+    assert len(storages) == 1
 
 
 def test_tiles_cover_every_pixel_once() -> None:
