@@ -1,39 +1,227 @@
+"""Image sets by name: what is listed, what is refused, what `nlrn data check` says."""
+
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from training_runs import make_root
+from typer.testing import CliRunner, Result
 
-from nlrn import data
+from nlrn import cli, data, degrade, weights
 from nlrn.data import DataError
 
 REAL = Path(os.environ.get("NLRN_DATA", "/nowhere"))
 with_real_data = pytest.mark.skipif(not REAL.is_dir(), reason="NLRN_DATA names no data root")
+COUNTS = {
+    "Set5": 5, "Set12": 12, "Set14": 14, "BSD68": 68, "BSD100": 100, "BSD200": 200,
+    "Urban100": 100, "bsd400": 400, "bsd300": 300, "sr291": 291,
+    "bsd400-validation": 32, "bsd300-validation": 91, "sr-validation": 200,
+}  # fmt: skip
+# training set -> the validation and test sets of its models
+TASKS = {
+    "bsd400": ("bsd400-validation", ("Set12", "BSD68", "Urban100")),
+    "bsd300": ("bsd300-validation", ("Set14", "BSD200", "Urban100")),
+    "sr291": ("sr-validation", ("Set5", "Set14", "BSD100", "Urban100")),
+}
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_root(tmp_path_factory.mktemp("data"))
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A root with three small images per folder, and a manifest of just these."""
+    rng = np.random.default_rng(0)
+    manifest: dict[str, dict[str, str]] = {folder: {} for folder in data.manifest()}
+    for folder, files in manifest.items():
+        (tmp_path / folder).mkdir(parents=True)
+        for stem in ("a", "b", data.VAL_NOT_IN_BSD68[0]):
+            file = tmp_path / folder / f"{stem}.png"
+            Image.fromarray(rng.integers(0, 256, (3, 5), dtype=np.uint8)).save(file)
+            files[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    monkeypatch.setattr(data, "manifest", lambda: manifest)
+    monkeypatch.delenv("NLRN_DATA", raising=False)
+    return tmp_path
 
 
-def test_sets_by_name(root: Path) -> None:
-    assert [file.stem for file in data.image_files("bsd400", root)] == ["a", "b", "c"]
-    bsd300 = [file.stem for file in data.image_files("bsd300", root)]
+def nlrn_check(root: Path, *more: str) -> Result:
+    return CliRunner().invoke(cli.app, ["data", "check", "--data", str(root), *more])
+
+
+def test_counts_of_the_published_sets() -> None:
+    assert {name: len(data.published(name)) for name in COUNTS} == COUNTS
+    assert set(COUNTS) == set(data.SETS) - set(data.manifest())  # the rest are single folders
+    assert set(data.TEST_SETS) < set(COUNTS)
+    hashes = [sha256 for files in data.manifest().values() for sha256 in files.values()]
+    assert all(len(bytes.fromhex(sha256)) == 32 for sha256 in hashes)
+
+
+@pytest.mark.parametrize("name", ["Set12", "set12", "SET12"])
+def test_upper_and_lower_case_do_not_matter(name: str, root: Path) -> None:
+    assert data.set_name(name) == "Set12" and data.folders(name) == ("set12",)
+    assert len(data.image_files(name, root)) == 3
+
+
+def test_every_folder_is_a_set() -> None:
+    assert all(data.folders(folder) == (folder,) for folder in data.manifest())
+
+
+def test_an_unknown_set_is_one_line() -> None:
+    with pytest.raises(DataError, match="unknown image set 'bsd500'; known sets: Set5, Set12, "):
+        data.image_files("bsd500", "")
+
+
+@pytest.mark.parametrize("train", TASKS)
+def test_nothing_is_trained_validated_and_tested_on(train: str) -> None:
+    validation, tests = TASKS[train]
+    chosen_on = set(data.published(validation))
+    assert chosen_on.isdisjoint(data.published(train))
+    for test in tests:
+        assert data.origins(train).isdisjoint(data.origins(test))
+        assert chosen_on.isdisjoint(data.published(test))
+    # BSD68 has other files of pictures in bsds500/val: see the test on the real manifest below.
+
+
+def test_bsd68_is_known_to_come_from_val() -> None:
+    assert not data.origins("BSD68").isdisjoint(data.origins("bsd300"))
+    assert data.origins("bsd68").isdisjoint(data.origins("bsd400"))
+
+
+@pytest.mark.parametrize("name", weights.manifest())
+def test_no_weight_is_reported_on_what_it_has_seen(name: str) -> None:
+    entry = weights.manifest()[name]
+    seen = frozenset().union(*[data.origins(part) for part in entry.data])
+    assert seen and all(seen.isdisjoint(data.origins(test)) for test, _ in entry.psnr)
+
+
+def test_images_are_those_of_the_manifest_in_order(root: Path) -> None:
+    shutil.copy(root / "bsds500/test/a.png", root / "bsds500/test/0.png")  # not of the set
+    name = data.VAL_NOT_IN_BSD68[0]
+    files = [file.relative_to(root).as_posix() for file in data.image_files("bsd400", root)]
+    stems = [name, "a", "b"]
+    assert files == [f"bsds500/{s}/{stem}.png" for s in ("train", "test") for stem in stems]
+    assert [file.stem for file in data.image_files("bsd400-validation", root)] == [name]
+
+
+def test_a_missing_image_is_one_line(root: Path) -> None:
+    (root / "set12/b.png").unlink()
+    with pytest.raises(DataError, match=r"set12: b\.png is missing; Set12 needs 3 images there$"):
+        data.image_files("set12", root)
+    (root / "set12/a.png").unlink()
+    with pytest.raises(DataError, match=r"set12: a\.png and 1 more are missing; Set12 needs 3"):
+        data.image_files("set12", root)
+    shutil.rmtree(root / "bsds500/test")
+    with pytest.raises(DataError, match=r"test: no such folder; bsd400 needs 3 images there$"):
+        data.image_files("bsd400", root)
+
+
+def test_a_damaged_image_is_refused_and_ones_own_is_read(root: Path) -> None:
+    file = root / "bsds500/train/a.png"
+    shutil.copy(root / "set12/a.png", file)  # a good image, but another
+    with pytest.raises(
+        DataError, match=r"train/a\.png: sha256 differs from the manifest; the file"
+    ):
+        data.read_image(file)
+    with pytest.raises(DataError, match="sha256 differs"):
+        data.read_all(data.training_files("bsd400", root))
+    assert data.read_image(shutil.move(file, file.with_name("mine.png"))).shape == (3, 5)
+    with pytest.raises(DataError, match=r"none\.png: No such file"):
+        data.read_image(root / "none.png")
+
+
+def test_training_takes_the_images_that_are_there(tmp_path: Path) -> None:
+    own = make_root(tmp_path)  # none of its images is published
+    assert [file.stem for file in data.training_files("bsd400", own)] == ["a", "b", "c"]
+    bsd300 = [file.stem for file in data.training_files("bsd300", own)]
     assert bsd300[:2] == ["a", "b"] and "101085" in bsd300
-    validation = {file.stem for file in data.image_files("bsd400-validation", root)}
+    validation = {file.stem for file in data.training_files("bsd400-validation", own)}
     assert validation == set(data.VAL_NOT_IN_BSD68[:3])  # 101085 is in BSD68
+    with pytest.raises(DataError, match=r"t91: no such folder; sr291 needs 91 images there$"):
+        data.training_files("sr291", own)
+    (own / "t91").mkdir()
+    with pytest.raises(DataError, match="no images of t91 in t91"):
+        data.training_files("t91", own)
+
+
+def test_a_wrong_root_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NLRN_DATA", raising=False)
+    with pytest.raises(DataError, match="name one with --data, or set NLRN_DATA"):
+        data.find_root(None)
+    with pytest.raises(DataError, match="none: the data root is not a folder"):
+        data.find_root(tmp_path / "none")
+    with pytest.raises(DataError, match="not a data root, it has none of set5, set12"):
+        data.find_root(tmp_path)
+    monkeypatch.setenv("NLRN_DATA", str(tmp_path))
+    (tmp_path / "t91").mkdir()
+    assert data.find_root() == tmp_path
+
+
+def test_check_of_a_complete_root(root: Path) -> None:
+    result = nlrn_check(root)
+    assert result.exit_code == 0 and not result.stderr, result.output
+    lines = result.stdout.splitlines()
+    assert len(lines) == 1 + len(COUNTS)
+    assert lines[2].split() == ["Set12", "set12", "3/3", "ok"]
+
+
+def test_check_names_what_is_wrong(root: Path) -> None:
+    content = bytearray((root / "set5/a.png").read_bytes())
+    content[-1] ^= 1
+    (root / "set5/a.png").write_bytes(content)
+    (root / "set5/b.png").unlink()
+    (root / "t91/a.png").unlink()
+    (root / "t91/a.png").mkdir()
+    shutil.rmtree(root / "set14")
+    result = nlrn_check(root)
+    assert result.exit_code == 1
+    states = {line.split()[0]: line.split("  ")[-1] for line in result.stdout.splitlines()}
+    assert states["Set5"] == "1 damaged, 1 missing" and states["Set14"] == "missing"
+    assert states["sr291"] == "1 unreadable" and states["bsd400"] == "ok"
+    damaged, unreadable, file, folder = result.stderr.splitlines()  # each once, not once per set
+    assert damaged.startswith(f"error: {root / 'set5/a.png'}: sha256 differs from the manifest")
+    assert unreadable == f"error: {root / 't91/a.png'}: cannot be read"
+    assert file == f"error: {root / 'set5'}: b.png is missing; 3 images expected"
+    assert folder == f"error: {root / 'set14'}: no such folder; 3 images expected"
+
+
+def test_check_as_json(root: Path) -> None:
+    (root / "bsd68/a.png").unlink()
+    result = nlrn_check(root, "--json")
+    assert result.exit_code == 1
+    report = json.loads(result.stdout)
+    assert report["root"] == str(root)
+    sets = {entry["name"]: entry for entry in report["sets"]}
+    assert list(sets) == list(COUNTS)
+    assert sets["BSD68"] == {
+        "name": "BSD68", "folders": ["bsd68"], "expected": 3, "found": 2,
+        "state": "1 missing", "problems": {"bsd68/a.png": "missing"},
+    }  # fmt: skip
+
+
+def test_check_shows_a_few_lines(root: Path) -> None:
+    for file in root.rglob("*.png"):
+        file.write_bytes(b"")
+    lines = nlrn_check(root).stderr.splitlines()
+    assert len(lines) == cli.SHOWN_PROBLEMS + 1
+    assert lines[-1] == f"error: and {27 - cli.SHOWN_PROBLEMS} more (see --json)"
+
+
+def test_check_of_a_wrong_root_is_one_line(tmp_path: Path) -> None:
+    for root, words in ((tmp_path / "none", "not a folder"), (tmp_path, "not a data root")):
+        result = nlrn_check(root)
+        assert result.exit_code == 2 and not result.stdout
+        assert len(result.stderr.splitlines()) == 1 and words in result.stderr
 
 
 def test_gray_is_matlabs(tmp_path: Path) -> None:
     colour = np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
     Image.fromarray(colour).save(tmp_path / "x.png")
-    weights = 0.2989 * colour[..., 0] + 0.5870 * colour[..., 1] + 0.1140 * colour[..., 2]
-    np.testing.assert_array_equal(data.read_gray(tmp_path / "x.png"), np.round(weights))
+    np.testing.assert_array_equal(data.read_image(tmp_path / "x.png"), colour)
+    np.testing.assert_array_equal(data.read_gray(tmp_path / "x.png"), degrade.rgb2gray(colour))
 
 
 def test_gray_stays_gray(tmp_path: Path) -> None:
@@ -57,41 +245,59 @@ def test_centre_crop() -> None:
     assert data.centre_crop(image, 6) is None
 
 
-def test_noise_belongs_to_the_name() -> None:
-    first = data.fixed_noise(0, "a", (4, 5))
-    assert np.array_equal(first, data.fixed_noise(0, "a", (4, 5)))
-    assert not np.array_equal(first, data.fixed_noise(0, "b", (4, 5)))
-    assert not np.array_equal(first, data.fixed_noise(1, "a", (4, 5)))
-    np.testing.assert_allclose(first[0, :2], NOISE_A, rtol=1e-6)  # the same on every machine
+def test_a_file_that_is_no_image_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "x.png"
+    file.write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"x\.png: not an image Pillow can read \(unknown format"):
+        data.read_gray(file)
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50), np.uint8)).save(file)
+    file.write_bytes(file.read_bytes()[:500])
+    with pytest.raises(DataError, match=r"x\.png: not an image Pillow can read \(.*truncated"):
+        data.read_gray(file)
 
 
-NOISE_A = [-0.14082252979278564, 1.1024103164672852]
+def published_manifest() -> dict[str, list[dict[str, str]]]:
+    """Folder -> files, from the manifest that lies beside the images."""
+    entries = json.loads((REAL / "MANIFEST.json").read_text())["datasets"]
+    return {entry["name"]: entry["files"] for entry in entries}
 
 
-def test_missing_data_is_one_line(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(DataError, match=r"t91: no such folder, needed for the image set 't91'"):
-        data.image_files("t91", root)
-    with pytest.raises(DataError, match="unknown image set 'bsd500'; known sets: bsd400"):
-        data.image_files("bsd500", root)
-    (tmp_path / "t91").mkdir()
-    with pytest.raises(DataError, match="no images of the set 't91'"):
-        data.image_files("t91", tmp_path)
-    monkeypatch.delenv("NLRN_DATA", raising=False)
-    with pytest.raises(DataError, match="name one with --data, or set NLRN_DATA"):
-        data.find_root(None)
-    with pytest.raises(DataError, match="the data root is not a folder"):
-        data.find_root(tmp_path / "none")
-    (tmp_path / "x.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"x\.png: not an image Pillow can read"):
-        data.read_gray(tmp_path / "x.png")
+@with_real_data
+def test_real_sets_are_complete_and_intact() -> None:
+    assert {state.name: (state.found, state.state) for state in data.check(REAL)} == {
+        name: (count, "ok") for name, count in COUNTS.items()
+    }
+    for name, count in COUNTS.items():
+        assert len(data.image_files(name, REAL)) == count
+    assert nlrn_check(REAL).exit_code == 0
+
+
+@with_real_data
+def test_a_flipped_bit_in_set5_is_found(tmp_path: Path) -> None:
+    shutil.copytree(REAL / "set5", tmp_path / "set5", copy_function=shutil.copyfile)
+    (tmp_path / "set5").chmod(0o755)
+    file = tmp_path / "set5" / "baby_GT.png"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    first, *others = data.image_files("Set5", tmp_path)
+    with pytest.raises(DataError, match="sha256 differs"):
+        data.read_image(first)
+    assert all(data.read_image(other).shape[2] == 3 for other in others)
+    assert data.check(tmp_path)[0].state == "1 damaged"
+
+
+@with_real_data
+@pytest.mark.parametrize("folder", ["set5", "set12", "set14", "urban100", "t91"])
+def test_pixels_are_those_of_the_source(folder: str) -> None:
+    for entry in published_manifest()[folder][:5]:
+        pixels = data.read_image(REAL / folder / entry["file"])
+        assert hashlib.sha256(pixels.tobytes()).hexdigest() == entry["pixel_sha256"]
 
 
 @with_real_data
 def test_validation_images_are_those_the_manifest_does_not_list_in_bsd68() -> None:
-    manifest = json.loads((REAL / "MANIFEST.json").read_text())
-    sets = {entry["name"]: entry["files"] for entry in manifest["datasets"]}
+    sets = published_manifest()
     tested = {file["same_as"] for file in sets["bsd68"]}
     rest = {file["file"] for file in sets["bsds500/val"]} - {Path(name).name for name in tested}
     assert {Path(name).stem for name in rest} == set(data.VAL_NOT_IN_BSD68)
@@ -99,9 +305,7 @@ def test_validation_images_are_those_the_manifest_does_not_list_in_bsd68() -> No
 
 @with_real_data
 def test_gray_of_val_images_is_bsd68() -> None:
-    manifest = json.loads((REAL / "MANIFEST.json").read_text())
-    files = next(entry["files"] for entry in manifest["datasets"] if entry["name"] == "bsd68")
-    for file in files[:3]:
+    for file in published_manifest()["bsd68"][:3]:
         gray = data.read_gray(REAL / "bsd68" / file["file"])
         difference = data.read_gray(REAL / file["same_as"]).astype(int) - gray
         assert abs(difference).max() <= 1  # JPEG decoders differ by a level

@@ -104,6 +104,14 @@ def test_help_loads_no_torch_and_is_quick() -> None:
     assert min(times) < 0.5
 
 
+def test_data_check_loads_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "set12").mkdir()
+    arguments = f'["nlrn", "data", "check", "--data", {str(tmp_path)!r}]'
+    modules = loaded_modules(HELP.replace('["nlrn", "--help"]', arguments))
+    assert "nlrn.data" in modules
+    assert not modules & {"torch", "PIL", "imagecodecs"}
+
+
 def test_import_of_the_package_is_lazy() -> None:
     assert "torch" not in loaded_modules("import nlrn")
     assert "torch" not in loaded_modules("from nlrn import estimate_sigma, images, jobs")

@@ -313,6 +313,40 @@ def models(
         typer.echo(f"  {config['name']:<22} {config['parameters']:>9,} parameters")
 
 
+data_app = typer.Typer(help="The image sets for training and tables.")
+app.add_typer(data_app, name="data")
+SHOWN_PROBLEMS = 12  # lines: one for each folder that lacks images, and one for each damaged file
+
+
+@data_app.command("check")
+def check_data(
+    data: Annotated[
+        str | None, typer.Option(help="Folder of the image sets; the variable NLRN_DATA otherwise.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What is there of each image set, by sha256; exit code 1 if anything is missing or damaged."""
+    with _errors_in_one_line():
+        from nlrn import data as sets
+
+        root = sets.find_root(data)
+        states = sets.check(root)
+    if as_json:
+        facts = [asdict(s) | {"found": s.found, "state": s.state} for s in states]
+        typer.echo(json.dumps({"root": str(root), "sets": facts}, indent=2))
+    else:
+        typer.echo(f"{'set':<18} {'folders':<29} {'images':>7}  state")
+        for s in states:
+            where, images = " + ".join(s.folders), f"{s.found}/{s.expected}"
+            typer.echo(f"{s.name:<18} {where:<29} {images:>7}  {s.state}")
+    problems = sets.complaints(root, states)
+    for line in problems[:SHOWN_PROBLEMS]:
+        typer.echo(f"error: {line}", err=True)
+    if len(problems) > SHOWN_PROBLEMS:
+        typer.echo(f"error: and {len(problems) - SHOWN_PROBLEMS} more (see --json)", err=True)
+    raise typer.Exit(1 if problems else 0)
+
+
 @app.command()
 def train(
     config: Annotated[

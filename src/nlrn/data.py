@@ -1,22 +1,37 @@
-"""Image sets by name from a data root, decoded to gray once.
+"""Image sets by name from a data root, checked against the published files, decoded once.
 
-The root has one folder per set (`bsds500/train`, `t91`, ...); see the data's own README for the
-sources. Only images are read here: patches and noise are made where the network runs.
+The root has one folder per set (`bsds500/train`, `t91`, `set12`, ...; docs/data.md has the table).
+`datasets.json` beside this file holds the sha256 of every published image:
+
+- `image_files` lists exactly the published images of a set, for tables;
+- `training_files` lists whatever images the folders hold, so that one can train on one's own;
+- `read_image` refuses a file that has the name of a published image in its folder, but not its
+  content; a file of another name is one's own and is read as it is.
+
+Only images are read here: patches and noise are made where the network runs.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from nlrn.degrade import rgb2gray
+
+Pixels = npt.NDArray[np.uint8]  # [H, W] or [H, W, 3]
 Gray = npt.NDArray[np.uint8]  # [H, W]
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
@@ -32,26 +47,45 @@ VAL_NOT_IN_BSD68 = (
 
 # name -> folders under the root whose images it holds
 SETS: dict[str, tuple[str, ...]] = {
+    "Set5": ("set5",),
+    "Set12": ("set12",),
+    "Set14": ("set14",),
+    "BSD68": ("bsd68",),
+    "BSD100": ("bsds500/val",),
+    "BSD200": ("bsds500/test",),
+    "Urban100": ("urban100",),
     "bsd400": ("bsds500/train", "bsds500/test"),
     "bsd300": ("bsds500/train", "bsds500/val"),
+    "sr291": ("t91", "bsds500/train"),
     "bsd400-validation": ("bsds500/val",),
     "bsd300-validation": ("t91",),
+    "sr-validation": ("bsds500/test",),
     "bsds500/train": ("bsds500/train",),
     "bsds500/test": ("bsds500/test",),
     "bsds500/val": ("bsds500/val",),
-    "bsd68": ("bsd68",),
-    "set12": ("set12",),
     "t91": ("t91",),
 }
 _SUBSETS = {"bsd400-validation": frozenset(VAL_NOT_IN_BSD68)}
+TEST_SETS = ("Set5", "Set12", "Set14", "BSD68", "BSD100", "BSD200", "Urban100")
 # Test sets, and what may not choose or train a model, are refused by the training configs.
-TRAINING_SETS = ("bsd400", "bsd300", "bsds500/train", "t91")
-VALIDATION_SETS = ("bsd400-validation", "bsd300-validation", "bsds500/test", "t91")
+TRAINING_SETS = ("bsd400", "bsd300", "sr291", "bsds500/train", "t91")
+VALIDATION_SETS = (
+    "bsd400-validation", "bsd300-validation", "sr-validation", "bsds500/test", "t91",
+)  # fmt: skip
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+_NOT_PUBLISHED = "sha256 differs from the manifest; the file is damaged or not the published one"
 
 
 class DataError(ValueError):
-    """Images that are missing or cannot be read; the message is one line."""
+    """Images that are missing, damaged or cannot be read; the message is one line."""
+
+
+@cache
+def manifest() -> dict[str, dict[str, str]]:
+    """Folder -> file name -> sha256 of every published image."""
+    text = files("nlrn").joinpath("datasets.json").read_text(encoding="utf-8")
+    content: dict[str, dict[str, str]] = json.loads(text)
+    return content
 
 
 def find_root(given: str | Path | None = None) -> Path:
@@ -62,43 +96,132 @@ def find_root(given: str | Path | None = None) -> Path:
     root = Path(name)
     if not root.is_dir():
         raise DataError(f"{root}: the data root is not a folder")
+    if not any((root / folder).is_dir() for folder in manifest()):
+        raise DataError(f"{root}: not a data root, it has none of {', '.join(manifest())}")
     return root
 
 
+def set_name(name: str) -> str:
+    """The name as `SETS` spells it; upper and lower case do not matter."""
+    for known in SETS:
+        if known.lower() == name.lower():
+            return known
+    raise DataError(f"unknown image set {name!r}; known sets: {', '.join(SETS)}")
+
+
+def folders(name: str) -> tuple[str, ...]:
+    """The folders under the root that hold the images of a set."""
+    return SETS[set_name(name)]
+
+
+def origins(name: str) -> frozenset[str]:
+    """The folders whose pictures a set shows; sets without a common one have no known overlap.
+
+    They are its `folders`, and for BSD68 `bsds500/val` too, of which it is a gray part. This is
+    for comparing a test set with the `data` of a weight. That Set5, Set12 and Set14 overlap each
+    other is left out: nothing is trained on them.
+    """
+    own = frozenset(folders(name))
+    return own | {"bsds500/val"} if "bsd68" in own else own
+
+
+def published(name: str) -> list[tuple[str, str]]:
+    """(folder, file name) of every published image of a set, sorted by folder and name."""
+    name = set_name(name)
+    found = [(folder, file) for folder in SETS[name] for file in sorted(manifest()[folder])]
+    return [(folder, file) for folder, file in found if _is_of(name, file)]
+
+
 def image_files(name: str, root: str | Path) -> list[Path]:
-    """The image files of a set, sorted by folder and name."""
-    if name not in SETS:
-        raise DataError(f"unknown image set {name!r}; known sets: {', '.join(SETS)}")
+    """The published image files of a set, sorted by folder and name.
+
+    Other files in the folders are passed over. The content is checked by `read_image`.
+
+    Raises:
+        DataError: if the name is unknown, or an image is missing.
+    """
+    name = set_name(name)
+    found: list[Path] = []
+    for folder in SETS[name]:
+        path = Path(root) / folder
+        wanted = [file for where, file in published(name) if where == folder]
+        if lacking := [file for file in wanted if not (path / file).is_file()]:
+            raise DataError(f"{_missing(path, lacking)}; {name} needs {len(wanted)} images there")
+        found += [path / file for file in wanted]
+    return found
+
+
+def _missing(folder: Path, files: Sequence[str]) -> str:
+    if not folder.is_dir():
+        return f"{folder}: no such folder"
+    more = f"{files[0]} and {len(files) - 1} more are" if len(files) > 1 else f"{files[0]} is"
+    return f"{folder}: {more} missing"
+
+
+def training_files(name: str, root: str | Path) -> list[Path]:
+    """The image files that lie in the folders of a set, published or not, in the same order.
+
+    For training and validation, where images of one's own are as good as the published ones.
+    """
+    name = set_name(name)
     found: list[Path] = []
     for folder in SETS[name]:
         path = Path(root) / folder
         if not path.is_dir():
-            raise DataError(f"{path}: no such folder, needed for the image set {name!r}")
+            count = sum(where == folder for where, _ in published(name))
+            raise DataError(f"{path}: no such folder; {name} needs {count} images there")
         found += sorted(file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES)
-    if name in _SUBSETS:
-        found = [file for file in found if file.stem in _SUBSETS[name]]
+    found = [file for file in found if _is_of(name, file)]
     if not found:
-        raise DataError(f"{Path(root)}: no images of the set {name!r}")
+        raise DataError(f"{Path(root)}: no images of {name} in {', '.join(SETS[name])}")
     return found
 
 
-def read_gray(path: str | Path) -> Gray:
-    """The image as uint8 gray [H, W]; colour by MATLAB's rgb2gray, rounded.
+def _is_of(name: str, file: str | Path) -> bool:
+    return name not in _SUBSETS or Path(file).stem in _SUBSETS[name]
+
+
+def read_image(path: str | Path) -> Pixels:
+    """The image as uint8, [H, W] when it is gray and [H, W, 3] otherwise.
 
     Pillow alone, not `nlrn.images`: the sets are 8-bit, and a machine that only trains then needs
     no other image library.
+
+    Raises:
+        DataError: if it cannot be read, or is not the published image of its folder and name.
     """
     import PIL.Image
 
+    path = Path(path)
     try:
-        with PIL.Image.open(path) as picture:
-            if picture.mode == "L":
-                return np.array(picture)
-            colour = np.asarray(picture.convert("RGB"), dtype=np.float64)
-    except OSError as error:  # includes Pillow's UnidentifiedImageError
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from error
+    expected = _expected(path)
+    if expected is not None and hashlib.sha256(content).hexdigest() != expected:
+        raise DataError(f"{path}: {_NOT_PUBLISHED}")
+    try:
+        with PIL.Image.open(io.BytesIO(content)) as picture:
+            return np.array(picture if picture.mode == "L" else picture.convert("RGB"))
+    except PIL.UnidentifiedImageError as error:  # its message names the buffer, not the file
+        raise DataError(f"{path}: not an image Pillow can read (unknown format)") from error
+    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises on broken files
         raise DataError(f"{path}: not an image Pillow can read ({_one_line(error)})") from error
-    gray = colour @ np.array([0.2989, 0.5870, 0.1140])
-    return np.floor(gray + 0.5).clip(0, 255).astype(np.uint8)
+
+
+def _expected(path: Path) -> str | None:
+    """The sha256 of the published image of that folder and name."""
+    for depth in (1, 2):  # set12, bsds500/train
+        names = manifest().get("/".join(path.parts[-1 - depth : -1]), {})
+        if path.name in names:
+            return names[path.name]
+    return None
+
+
+def read_gray(path: str | Path) -> Gray:
+    """The image as uint8 gray [H, W]; colour by MATLAB's rgb2gray. Checked as by `read_image`."""
+    image = read_image(path)
+    return image if image.ndim == 2 else rgb2gray(image)
 
 
 def read_all(files: Iterable[Path]) -> list[Gray]:
@@ -129,11 +252,72 @@ def centre_crop(image: Gray, size: int) -> Gray | None:
     return image[top : top + size, left : left + size] if top >= 0 and left >= 0 else None
 
 
-def fixed_noise(seed: int, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """Standard normal noise that belongs to an image's name, the same on every machine."""
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
-    return generator.standard_normal(shape).astype(np.float32)
+@dataclass(frozen=True)
+class SetState:
+    """What is there of a set.
+
+    Attributes:
+        name: of the set.
+        folders: under the data root.
+        expected: number of published images.
+        problems: file under the root -> "missing", "damaged" or "unreadable".
+    """
+
+    name: str
+    folders: tuple[str, ...]
+    expected: int
+    problems: dict[str, str]
+
+    @property
+    def found(self) -> int:
+        """Images that are there, damaged or not."""
+        return self.expected - list(self.problems.values()).count("missing")
+
+    @property
+    def state(self) -> str:
+        """In words: "ok", "missing", or how many images are what."""
+        if not self.found:
+            return "missing"
+        counts = Counter(self.problems.values())
+        return ", ".join(f"{count} {problem}" for problem, count in counts.items()) or "ok"
+
+
+def check(root: str | Path) -> list[SetState]:
+    """The state of every test, training and validation set; all images are read and hashed."""
+    every = [(folder, file) for folder, names in manifest().items() for file in names]
+    states = _in_threads(partial(_file_state, Path(root)), every)
+    problems = {key: state for key, state in zip(every, states, strict=True) if state != "ok"}
+    found = []
+    for name, where in SETS.items():
+        if name in manifest():  # a folder under its own name: it is part of the sets above
+            continue
+        wanted = published(name)
+        bad = {"/".join(key): problems[key] for key in wanted if key in problems}
+        found.append(SetState(name, where, len(wanted), bad))
+    return found
+
+
+def _file_state(root: Path, key: tuple[str, str]) -> str:
+    folder, file = key
+    try:
+        content = (root / folder / file).read_bytes()
+    except FileNotFoundError:
+        return "missing"
+    except OSError:
+        return "unreadable"
+    return "ok" if hashlib.sha256(content).hexdigest() == manifest()[folder][file] else "damaged"
+
+
+def complaints(root: str | Path, states: Iterable[SetState]) -> list[str]:
+    """A line for every damaged file, then one for every folder that lacks images."""
+    root = Path(root)
+    problems = {file: problem for state in states for file, problem in state.problems.items()}
+    texts = {"damaged": _NOT_PUBLISHED, "unreadable": "cannot be read"}
+    lines = [f"{root / file}: {texts[p]}" for file, p in problems.items() if p in texts]
+    for folder, names in manifest().items():
+        if lacking := [file for file in names if problems.get(f"{folder}/{file}") == "missing"]:
+            lines.append(f"{_missing(root / folder, lacking)}; {len(names)} images expected")
+    return lines
 
 
 def _in_threads(function: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:

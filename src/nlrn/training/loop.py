@@ -66,7 +66,7 @@ def run(
     fabric = _launch(config, devices, nodes)
     _prepare_folder(folder, resume, fabric)
 
-    images = data.read_all(data.image_files(config.data.train, root))
+    images = data.read_all(data.training_files(config.data.train, root))
     images = data.rescaled(images, config.data.scales)
     patches = Patches(images, fabric.device, sigma=config.data.sigma, seed=config.seed)
     validation = Validation(config, root, fabric.device)

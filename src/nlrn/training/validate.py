@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nlrn import data
+from nlrn import data, degrade
 from nlrn.model import NLRN
 from nlrn.training.config import Config, TrainingError
 
@@ -26,7 +26,7 @@ class Validation:
         size, wanted = config.data.crop, config.data.validation_images
         names: list[str] = []
         crops: list[data.Gray] = []
-        for file in data.image_files(config.data.validation, root):
+        for file in data.training_files(config.data.validation, root):
             crop = data.centre_crop(data.read_gray(file), size)
             if crop is not None and len(crops) < wanted:
                 names.append(file.stem)
@@ -35,7 +35,8 @@ class Validation:
             name = config.data.validation
             raise TrainingError(f"no image of {name!r} has room for a crop of {size}")
         self._clean = torch.from_numpy(np.stack(crops)).to(device).unsqueeze(1)  # N 1 S S, uint8
-        noise = np.stack([data.fixed_noise(_NOISE_SEED, name, (size, size)) for name in names])
+        noises = [degrade.standard_noise(_NOISE_SEED, name, (size, size)) for name in names]
+        noise = np.stack(noises).astype(np.float32)
         sigma = config.data.sigma / 255
         self._noisy = self._clean / 255 + torch.from_numpy(noise).to(device).unsqueeze(1) * sigma
         self._restored = self._noisy
