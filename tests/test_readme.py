@@ -37,8 +37,10 @@ def test_commands_name_files_and_options_that_exist() -> None:
         for link in re.findall(r"\]\(([^):]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
     runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
-    for command, options in re.findall(r"^    nlrn (\w+)(.*?)(?:#|$)", text, re.MULTILINE):
-        shown = runner.invoke(app, [command, "--help"]).output
+    for command, options in re.findall(
+        r"^    nlrn ((?:data )?\w+)(.*?)(?:#|$)", text, re.MULTILINE
+    ):
+        shown = runner.invoke(app, [*command.split(), "--help"]).output
         for option in re.findall(r"(--[a-z-]+)", options):
             assert option in shown, f"nlrn {command} has no {option}"
 

@@ -132,7 +132,7 @@ def test_two_processes_learn_what_one_does(root: Path, tmp_path: Path) -> None:
 def test_start_from_takes_over_the_weights(root: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
     parent = NLRN(NLRNConfig(steps=2, channels=4, embed=2, window=5, border="circular"))
-    parent.save_pretrained(tmp_path / "parent.safetensors")
+    parent.save_pretrained(tmp_path / "parent.safetensors", {"data": "sr291"})
     stage = "steps = 1\nlr = 1e-12\nbatch = 2\npatch = 12\nfreeze_norm = true"
     config = write_config(tmp_path / "c.toml", stage)
     start_from = str(tmp_path / "parent.safetensors")
@@ -140,6 +140,7 @@ def test_start_from_takes_over_the_weights(root: Path, tmp_path: Path) -> None:
     found = NLRN.from_pretrained(tmp_path / "out" / "weights.safetensors")
     torch.testing.assert_close(found.conv_in.weight, parent.conv_in.weight)
     assert found.config.border == "mask"
+    assert found.notes["data"] == "bsd400,sr291", "what the parent has seen is not forgotten"
 
 
 def test_start_from_another_shape_is_refused(root: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nlrn import data
+from nlrn import data, weights
 from nlrn.training import checkpoint, learner
 from nlrn.training import config as configuration
 from nlrn.training.batches import Patches
@@ -237,13 +237,19 @@ def _save(task: _Task, progress: Progress) -> None:
         "name": task.config.name,
         "task": "denoise",
         "sigma": f"{task.config.data.sigma:g}",
-        "data": task.config.data.train,
+        "data": ",".join(_ancestry(task.config)),
         "start_from": task.config.start_from,
         "steps": str(progress.step),
         "training_minutes": f"{progress.seconds / 60:.1f}",
         "validation_psnr": f"{progress.psnr:.3f}" if progress.psnr is not None else "",
     }
     learner.export(task.learning, task.config).save_pretrained(task.folder / WEIGHTS, notes)
+
+
+def _ancestry(config: Config) -> list[str]:
+    """The image sets that the network or one it started from has seen."""
+    before = weights.load(config.start_from).notes.get("data", "") if config.start_from else ""
+    return sorted({config.data.train, *filter(None, before.split(","))})
 
 
 def _launch(config: Config, devices: int, nodes: int) -> Any:

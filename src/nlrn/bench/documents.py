@@ -1,0 +1,120 @@
+"""README and docs: their tables are written from rows that lie in the repository.
+
+A table stands between `<!-- bench TABLE full -->` (or `compact`) and `<!-- /bench -->`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from nlrn import weights
+from nlrn.bench import methods, tables
+from nlrn.bench.report import Mean, markdown, means, pair, shown
+from nlrn.bench.run import Row, read_rows, write_json, write_text
+from nlrn.bench.tables import TABLES, Printed, Table
+
+ROWS = Path("docs") / "results"  # one file of rows for each table
+DOCUMENTS = (Path("README.md"), Path("docs") / "results.md")
+RIVALS = ("BM3D", "DnCNN", "MemNet")  # of the paper's other methods, what the README shows
+_BLOCK = re.compile(r"(<!-- bench (\S+) (\S+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
+
+
+def write(rows: Sequence[Row], root: Path) -> list[Path]:
+    """Adds rows to those behind the documents, and writes the tables in them anew.
+
+    Returns:
+        The files that have changed.
+    """
+    for document in DOCUMENTS:
+        if not (root / document).is_file():
+            raise ValueError(f"{root / document}: no such file; run this in the repository's root")
+    folder = root / ROWS
+    folder.mkdir(exist_ok=True)
+    known = {(row.table, row.key): row for row in stored(root)}
+    known |= {(row.table, row.key): row for row in rows}
+    kept = current(known.values())
+    before = {path: _content(path) for path in (*_row_files(root), *map(root.joinpath, DOCUMENTS))}
+    for name, file in zip(TABLES, _row_files(root), strict=True):
+        if own := [row.to_json() for row in kept if row.table == name]:
+            write_json(file, own)
+        else:
+            file.unlink(missing_ok=True)
+    for document in DOCUMENTS:
+        path = root / document
+        write_text(path, filled(path.read_text(encoding="utf-8"), kept))
+    return [path for path, content in before.items() if _content(path) != content]
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+def _row_files(root: Path) -> list[Path]:
+    return [root / ROWS / f"{name}.json" for name in TABLES]
+
+
+def stored(root: Path) -> list[Row]:
+    """The rows behind the documents."""
+    return read_rows(_row_files(root), missing_ok=True)
+
+
+def current(rows: Iterable[Row]) -> list[Row]:
+    """Rows of the tables as they are now: a network's only with the weight in the package."""
+    return [row for row in rows if row.table in TABLES and _is_current(row)]
+
+
+def _is_current(row: Row) -> bool:
+    table = TABLES[row.table]
+    if row.method not in table.weights:
+        return row.method in methods.BASELINES[table.task]
+    name = table.weights[row.method].get(row.level, "")
+    return name in weights.manifest() and row.version == methods.weight_label(name)
+
+
+def filled(document: str, rows: Sequence[Row]) -> str:
+    """The document with every table between its marks written anew."""
+    found = means(rows)
+
+    def table(match: re.Match[str]) -> str:
+        start, name, form, end = match.groups()
+        if form not in ("full", "compact"):
+            raise ValueError(f"a table in the documents is full or compact, not {form!r}")
+        named = tables.find(name)
+        full = form == "full"
+        body = markdown(shown(named, found, everywhere=True)) if full else compact(named, found)
+        return f"{start}{body}{end}"
+
+    return _BLOCK.sub(table, document)
+
+
+def compact(table: Table, found: Sequence[Mean]) -> str:
+    """A few columns for the README: our networks, the paper's, and the nearest others."""
+    own = [m for m in found if m.table == table.name and m.complete]
+    ours = [name for name in methods.NETWORKS if any(m.method == name for m in own)]
+    places = dict.fromkeys((m.set, m.level) for m in own if m.method in ours)
+    paper = {place: tables.printed(table.name, *place) for place in places}
+    rivals = [name for name in RIVALS if any(name in cells for cells in paper.values())]
+    measured = [name for name in rivals if any(m.method == name for m in own)]
+    columns = ["set", "scale" if table.task == "sr" else "sigma"]
+    columns += [f"{name}, ours" for name in ours] + [f"{name}, paper" for name in ours]
+    columns += [f"{name}, here" for name in measured] + [f"{name}, paper" for name in rivals]
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    for place, printed in paper.items():
+        here = {m.method: m for m in own if (m.set, m.level) == place}
+        cells = [_ours(here.get(name), printed.get(name, Printed())) for name in ours]
+        cells += [pair(*printed.get(name, Printed())) for name in ours]
+        cells += [_ours(here.get(name), Printed()) for name in measured]
+        cells += [pair(*printed.get(name, Printed())) for name in rivals]
+        line = [place[0], table.level(place[1]), *(cell or "-" for cell in cells)]
+        lines.append(f"| {' | '.join(line)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _ours(mean: Mean | None, paper: Printed) -> str:
+    """Ours; bold where it is at or above the paper's."""
+    if mean is None:
+        return ""
+    text = pair(mean.psnr, mean.ssim)
+    return f"**{text}**" if paper.psnr is not None and round(mean.psnr, 2) >= paper.psnr else text

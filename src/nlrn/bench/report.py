@@ -1,0 +1,329 @@
+"""Means of rows beside the paper's figures: as lines of text, Markdown and JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from nlrn import data, weights
+from nlrn.bench import methods, tables
+from nlrn.bench.run import Row
+from nlrn.bench.tables import TABLES, Printed, Table
+
+BETTER = "▲"  # at a figure of ours that is above the paper's
+COLUMNS = ("set", "level", "method", "ours", "paper", "difference", "over BM3D", "s", "how")
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Mean over the images of a cell; rows of other settings make a mean of their own.
+
+    Attributes:
+        psnr: mean over the images whose result is not exact; infinite if all are.
+        exact: number of images whose result is exact, that is of infinite PSNR.
+        images: number of images.
+        complete: whether these are all images of the set.
+    """
+
+    table: str
+    set: str
+    level: int
+    method: str
+    psnr: float
+    ssim: float
+    seconds: float
+    images: int
+    exact: int
+    complete: bool
+    protocol: str
+    version: str
+    precision: str
+    device: str
+    seed: int
+
+    def to_json(self) -> dict[str, Any]:
+        """With the paper's figures; an infinite PSNR is the text "inf"."""
+        paper = tables.printed(self.table, self.set, self.level).get(self.method, Printed())
+        number = self.psnr if math.isfinite(self.psnr) else str(self.psnr)
+        own = {**vars(self), "psnr": number, "ssim": self.ssim}
+        return own | {"paper_psnr": paper.psnr, "paper_ssim": paper.ssim}
+
+
+def means(rows: Iterable[Row]) -> list[Mean]:
+    """A mean for every cell and setting, in the order of the tables."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        key = (*row.cell, row.protocol, row.version, row.precision, row.seed)
+        groups.setdefault(key, []).append(row)
+    return sorted((_mean(group) for group in groups.values()), key=_place)
+
+
+def _mean(rows: list[Row]) -> Mean:
+    finite = [row.psnr for row in rows if not math.isinf(row.psnr)]
+    first, count = rows[0], len(rows)
+    devices = sorted({row.device for row in rows})
+    return Mean(
+        *first.cell,
+        psnr=round(sum(finite) / len(finite), 4) if finite else math.inf,
+        ssim=round(sum(row.ssim for row in rows) / count, 6),
+        seconds=round(sum(row.seconds for row in rows) / count, 4),
+        images=count,
+        exact=count - len(finite),
+        complete=count == len(data.published(first.set)),
+        protocol=first.protocol,
+        version=first.version,
+        precision=first.precision,
+        device=" + ".join(devices),
+        seed=first.seed,
+    )
+
+
+def _place(mean: Mean) -> tuple[Any, ...]:
+    table = tables.find(mean.table)
+    order = _method_order(table, mean.set, mean.level)
+    return (
+        list(TABLES).index(table.name), table.sets.index(mean.set), mean.level,
+        order.index(mean.method), mean.protocol, mean.version, mean.precision, mean.seed,
+    )  # fmt: skip
+
+
+def _method_order(table: Table, image_set: str, level: int) -> list[str]:
+    """Baselines that the paper does not have, the paper's methods in its order, other networks."""
+    paper = [name for name, cell in tables.printed(table.name, image_set, level).items()
+             if cell.psnr is not None]  # fmt: skip
+    known = methods.names(table)
+    own = [name for name in known if name not in paper]
+    first = [name for name in own if name not in methods.NETWORKS]
+    return [*first, *paper, *(name for name in own if name in methods.NETWORKS)]
+
+
+def to_json(rows: Sequence[Row]) -> dict[str, Any]:
+    """Everything as JSON: `rows` per image, and `means` with the paper's figures."""
+    found = means(rows)
+    return {
+        "protocols": {m.table: tables.find(m.table).protocol for m in found},
+        "means": [mean.to_json() for mean in found],
+        "rows": [row.to_json() for row in rows],
+    }
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table ready to be printed: a heading, columns, lines of text, remarks below."""
+
+    table: Table
+    columns: tuple[str, ...]
+    lines: list[tuple[str, ...]]
+    remarks: list[str]
+
+
+def everything(rows: Sequence[Row]) -> list[Shown]:
+    """Every table that the rows belong to."""
+    found = means(rows)
+    names = dict.fromkeys(mean.table for mean in found)
+    return [shown(tables.find(name), found) for name in names]
+
+
+def shown(table: Table, found: Sequence[Mean], *, everywhere: bool = False) -> Shown:
+    """Our means beside the paper's figures.
+
+    Args:
+        table: which table.
+        found: means, of this table or others.
+        everywhere: all sets and levels of the table, not only those that were run.
+    """
+    own = [mean for mean in found if mean.table == table.name]
+    places = dict.fromkeys((mean.set, mean.level) for mean in own)
+    if everywhere:
+        places = dict.fromkeys(product(table.sets, table.levels))
+    lines, remarks = [], [table.protocol]
+    for image_set, level in places:
+        paper = tables.printed(table.name, image_set, level)
+        here = [mean for mean in own if (mean.set, mean.level) == (image_set, level)]
+        for method in _method_order(table, image_set, level):
+            measured = [mean for mean in here if mean.method == method]
+            for mean in measured:
+                base = _base(here, mean)
+                lines.append(_line(table, image_set, level, method, mean, base, remarks))
+            if not measured and method in paper:
+                lines.append(_line(table, image_set, level, method, None, None, remarks))
+    if any(BETTER in line[5] for line in lines):
+        remarks.append(f"{BETTER}: above the paper's figure.")
+    if any("(" in line[6] for line in lines):
+        remarks.append("Over BM3D: PSNR above BM3D's with the same noise (in the paper).")
+    if any(mean.protocol == "overlap" for mean in own):
+        remarks.append("overlap: patches of 45 pixels at stride 7, averaged.")
+    level_name = "scale" if table.task == "sr" else "sigma"
+    columns = tuple(level_name if name == "level" else name for name in COLUMNS)
+    if table.task == "sr":
+        columns, lines = _without(columns, lines, "over BM3D")
+    if tables.facts(table.name):
+        columns, lines = _with_facts(table, own, columns, lines)
+    return Shown(table, columns, lines, list(dict.fromkeys(remarks)))
+
+
+def _base(here: list[Mean], mean: Mean) -> Mean | None:
+    """BM3D on the same images with the same noise."""
+    wanted = ("BM3D", mean.seed, mean.images)
+    return next((m for m in here if (m.method, m.seed, m.images) == wanted), None)
+
+
+def _line(
+    table: Table, image_set: str, level: int, method: str, mean: Mean | None, base: Mean | None,
+    remarks: list[str],
+) -> tuple[str, ...]:  # fmt: skip
+    cells = tables.printed(table.name, image_set, level)
+    paper = cells.get(method, Printed())
+    printed = pair(paper.psnr, paper.ssim)
+    if note := tables.misprint(table.name, image_set, level, method):
+        printed += " †"
+        remarks.append(f"†: {image_set}, {table.level(level)}, {method}: {note} (a misprint).")
+    if paper.psnr is not None and tables.other_protocol(table.name, image_set):
+        printed += " ‡"
+        remarks.append(
+            f"‡: {image_set}, the paper's figures follow another protocol (its BM3D is 0.3 to "
+            "0.6 dB from what BM3D gives on these images); compare the gains over BM3D."
+        )
+    gain_paper = _difference(paper.psnr, cells.get("BM3D", Printed()).psnr)
+    gain = _difference(mean.psnr if mean else None, base.psnr if base else None)
+    if method == "BM3D":
+        gain = gain_paper = None
+    return (
+        image_set,
+        table.level(level),
+        method,
+        _ours(mean),
+        printed or "-",
+        _differences(mean, paper, bool(note), tables.other_protocol(table.name, image_set)),
+        _gain(gain, gain_paper),
+        f"{mean.seconds:.2f}" if mean else "",
+        _how(mean) if mean else "",
+    )
+
+
+def pair(psnr: float | None, ssim: float | None) -> str:
+    if psnr is None:
+        return ""
+    return f"{psnr:.2f}" if ssim is None else f"{psnr:.2f} / {ssim:.4f}"
+
+
+def _ours(mean: Mean | None) -> str:
+    if mean is None:
+        return "-"
+    exact = f" ({mean.exact} exact)" if mean.exact and math.isfinite(mean.psnr) else ""
+    part = "" if mean.complete else f" ({mean.images} of {len(data.published(mean.set))})"
+    return pair(mean.psnr, mean.ssim) + exact + part
+
+
+def _differences(mean: Mean | None, paper: Printed, is_misprint: bool, is_other: bool) -> str:
+    """Ours minus the paper's; nothing where the two cannot be compared."""
+    if mean is None or paper.psnr is None or not mean.complete or mean.exact or is_other:
+        return ""
+    psnr = _difference(mean.psnr, paper.psnr)
+    assert psnr is not None
+    text = f"{psnr:+.2f}"
+    if paper.ssim is not None and not is_misprint:
+        text += f" / {round(mean.ssim, 4) - paper.ssim:+.4f}"
+    return f"{text} {BETTER}" if psnr > 0 else text
+
+
+def _difference(a: float | None, b: float | None) -> float | None:
+    """Of the printed digits, so that the columns of a table add up."""
+    return None if a is None or b is None else round(a, 2) - round(b, 2)
+
+
+def _gain(ours: float | None, paper: float | None) -> str:
+    here = "" if ours is None else f"{ours:+.2f}"
+    return here if paper is None else f"{here} ({paper:+.2f})".strip()
+
+
+def _how(mean: Mean) -> str:
+    """The protocol of a number in a few words."""
+    seed = f", seed {mean.seed}" if mean.seed else ""
+    if not mean.precision:
+        return mean.version + seed
+    return f"{mean.protocol}, {mean.precision}, {mean.device}, {mean.version}{seed}"
+
+
+def _without(
+    columns: tuple[str, ...], lines: list[tuple[str, ...]], name: str
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    at = columns.index(name)
+    return columns[:at] + columns[at + 1 :], [line[:at] + line[at + 1 :] for line in lines]
+
+
+_FACTS = {"depth": "depth", "shared": "shared", "parameters_k": "parameters",
+          "training_images": "trained on", "views": "views"}  # fmt: skip
+
+
+def _with_facts(
+    table: Table, found: list[Mean], columns: tuple[str, ...], lines: list[tuple[str, ...]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Adds what the paper says about each method, and what is true of ours where it differs."""
+    printed, wider = tables.facts(table.name), []
+    for line in lines:
+        paper = printed.get(line[2], {})
+        ours = next((_own_facts(m) for m in found if m.method == line[2]), {})
+        texts = [_fact(key, paper.get(key), ours.get(key)) for key in _FACTS]
+        wider.append((*line[:3], *texts, *line[3:]))
+    return (*columns[:3], *_FACTS.values(), *columns[3:]), wider
+
+
+def _fact(key: str, paper: Any, ours: Any) -> str:
+    def text(value: Any) -> str:
+        if value is None:
+            return ""
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return f"{value:,}k" if key == "parameters_k" else str(value)
+
+    if key == "views":
+        return str(paper or ours or 1)
+    return text(paper) if ours in (None, paper) else f"{text(paper)} (ours {text(ours)})"
+
+
+def _own_facts(mean: Mean) -> dict[str, Any]:
+    name = mean.version.split("@")[0]
+    if name not in weights.manifest():
+        return {}
+    from nlrn import describe
+
+    facts = describe.network(name)
+    return {
+        "depth": facts["effective_depth"],
+        "shared": True,
+        "parameters_k": facts["convolution_parameters"] // 1000,
+        "training_images": sum(len(data.published(part)) for part in weights.manifest()[name].data),
+    }
+
+
+def text(table: Shown) -> str:
+    """The table for a terminal: a paragraph for each set and level, the widest column last."""
+    names, level = table.columns[2:], table.columns[1]
+    widths = [max(len(line[i + 2]) for line in [table.columns, *table.lines])
+              for i in range(len(names))]  # fmt: skip
+    parts, last = [table.table.title], ""
+    for line in table.lines:
+        heading = f"{line[0]}, {level} {line[1]}"
+        if heading != last:
+            parts += ["", heading, _aligned(names, names, widths)]
+            last = heading
+        parts.append(_aligned(line[2:], names, widths))
+    return "\n".join([*parts, "", *table.remarks])
+
+
+def _aligned(cells: Sequence[str], names: Sequence[str], widths: Sequence[int]) -> str:
+    left = ("method", "how")
+    texts = [cell.ljust(width) if name in left else cell.rjust(width)
+             for cell, name, width in zip(cells, names, widths, strict=True)]  # fmt: skip
+    return ("  " + "  ".join(texts)).rstrip()
+
+
+def markdown(table: Shown) -> str:
+    """The table as Markdown, remarks below."""
+    head = [f"| {' | '.join(table.columns)} |", "|" + "---|" * len(table.columns)]
+    body = [f"| {' | '.join(line)} |" for line in table.lines]
+    return "\n".join([*head, *body, "", *table.remarks]) + "\n"

@@ -1,0 +1,300 @@
+"""Runs methods over the cells of a table, image by image; what is done is kept and not repeated.
+
+Each cell (method, set, level) has a file of rows in a folder. A run that was killed finds its rows
+there and computes the others, so its result is that of an uninterrupted run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from nlrn import data, degrade
+from nlrn.bench import methods
+from nlrn.bench.methods import Bound, Setting, UnavailableError
+from nlrn.bench.tables import Table
+
+SAVE_SECONDS = 2.0  # between two writes of a cell's file; a kill loses no more work than this
+_Choice = TypeVar("_Choice", int, str)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One image restored by one method.
+
+    Attributes:
+        table, set, level, method, image: what was restored by what; the image's file name without
+            its suffix, which the noise is seeded with.
+        psnr, ssim: of the result, by the table's protocol.
+        seconds: that the method took.
+        seed: of the table's noise.
+        protocol: "whole", or "overlap" for a network on averaged patches.
+        version: the weight and its sha256, or the package and its version.
+        precision, device: of a network.
+    """
+
+    table: str
+    set: str
+    level: int
+    method: str
+    image: str
+    psnr: float
+    ssim: float
+    seconds: float
+    seed: int
+    protocol: str
+    version: str
+    precision: str
+    device: str
+
+    @property
+    def cell(self) -> tuple[str, str, int, str]:
+        """Where in the tables it belongs."""
+        return self.table, self.set, self.level, self.method
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What decides its figures; the device is of no account, the table neither."""
+        return (
+            self.set, self.level, self.method, self.image, self.seed, self.protocol,
+            self.version, self.precision,
+        )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON can hold it, which knows no infinity: the PSNR of an exact result is "inf"."""
+        values = asdict(self)
+        return values | {"psnr": values["psnr"] if math.isfinite(self.psnr) else str(self.psnr)}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Row:
+        """The row that `to_json` wrote."""
+        return cls(**values | {"psnr": float(values["psnr"])})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method on a set at a level, and the images it is to run on."""
+
+    table: Table
+    set: str
+    level: int
+    method: str
+    bound: Bound
+    files: tuple[Path, ...]
+
+    def file(self, folder: Path) -> Path:
+        """Where its rows are kept."""
+        name = f"{self.table.name}_{self.set}_{self.level}_{self.method}_{self.bound.protocol}"
+        return folder / f"{name}.json"
+
+
+def plan(
+    table: Table,
+    root: Path,
+    setting: Setting,
+    *,
+    sets: Sequence[str] | None = None,
+    levels: Sequence[int] | None = None,
+    wanted: Sequence[str] | None = None,
+    limit: int | None = None,
+) -> tuple[list[Cell], list[str]]:
+    """The cells to run, and a line for each method that cannot run here.
+
+    Args:
+        table: which table.
+        root: the data root.
+        setting: how networks run.
+        sets: part of the table's sets; None for all.
+        levels: part of its levels.
+        wanted: methods; None for those that the table names.
+        limit: the first images of each set only.
+
+    Raises:
+        ValueError: if a choice is not in the table, or nothing that was asked for can run.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be 1 or more, got {limit}")
+    known = methods.names(table)
+    chosen = _choose("method", wanted, known, table) if wanted is not None else table.methods
+    cells, notes = [], []
+    for image_set in _choose("set", sets, table.sets, table):
+        files = tuple(data.image_files(image_set, root)[:limit])
+        for level in _choose("level", levels, table.levels, table):
+            for method in chosen:
+                try:
+                    bound = methods.bind(table, image_set, level, method, setting)
+                except UnavailableError as error:
+                    notes.append(str(error))
+                    continue
+                cells.append(Cell(table, image_set, level, method, bound, files))
+    notes = list(dict.fromkeys(notes))
+    if not cells:
+        raise ValueError("; ".join(notes))
+    return cells, notes
+
+
+def _choose(
+    what: str, wanted: Sequence[_Choice] | None, known: Sequence[_Choice], table: Table
+) -> list[_Choice]:
+    """The choices as the table spells them, in its order; upper and lower case do not matter."""
+    if wanted is None:
+        return list(known)
+    spelling = {str(name).lower(): name for name in known}
+    for name in wanted:
+        if str(name).lower() not in spelling:
+            names = ", ".join(map(str, known))
+            raise ValueError(f"{table.name} has no {what} {name!r}; it has {names}")
+    asked = {str(name).lower() for name in wanted}
+    return [name for name in known if str(name).lower() in asked]
+
+
+def run(
+    cells: Sequence[Cell],
+    folder: Path,
+    *,
+    seed: int = 0,
+    on_image: Callable[[Cell, int, int], None] | None = None,
+) -> list[Row]:
+    """The rows of all cells in order, computed where the folder does not hold them yet.
+
+    Args:
+        cells: from `plan`.
+        folder: where rows are kept, one file for each cell.
+        seed: of the noise.
+        on_image: called before each image that is computed with (cell, done, total).
+
+    Raises:
+        DataError: if an image is damaged.
+        ValueError: if a method fails on an image, or a file of rows cannot be read.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # Tables share sets and levels: a row counts for every table that has its cell.
+    kept = {row.key: row for file in sorted(folder.glob("*.json")) for row in read_rows([file])}
+    todo = [(cell, file) for cell in cells for file in cell.files
+            if _key(cell, file, seed) not in kept]  # fmt: skip
+    done, result = 0, []
+    for cell in cells:
+        own = {row.key: row for row in read_rows([cell.file(folder)], missing_ok=True)}
+        saved, saved_at = len(own), time.monotonic()
+        try:
+            for file in cell.files:
+                key = _key(cell, file, seed)
+                if key not in kept:
+                    if on_image is not None:
+                        on_image(cell, done, len(todo))
+                    kept[key] = _measure(cell, file, seed)
+                    done += 1
+                row = Row(**asdict(kept[key]) | {"table": cell.table.name})
+                own[key] = row
+                result.append(row)
+                if time.monotonic() - saved_at > SAVE_SECONDS and len(own) > saved:
+                    write_json(cell.file(folder), [row.to_json() for row in own.values()])
+                    saved, saved_at = len(own), time.monotonic()
+        finally:  # an error or Ctrl-C loses nothing
+            if len(own) > saved:
+                write_json(cell.file(folder), [row.to_json() for row in own.values()])
+    return result
+
+
+def _key(cell: Cell, file: Path, seed: int) -> tuple[Any, ...]:
+    return _row(cell, file, seed, 0, 0, 0).key
+
+
+def _row(cell: Cell, file: Path, seed: int, psnr: float, ssim: float, seconds: float) -> Row:
+    bound = cell.bound
+    return Row(
+        cell.table.name, cell.set, cell.level, cell.method, file.stem, psnr, ssim, seconds, seed,
+        bound.protocol, bound.version, bound.precision, bound.device,
+    )  # fmt: skip
+
+
+def _measure(cell: Cell, file: Path, seed: int) -> Row:
+    """Degrades an image, restores it and compares."""
+    import torch
+
+    from nlrn.metrics import psnr, ssim
+
+    clean, degraded = degraded_pair(cell.table.task, data.read_image(file), cell.level, seed, file)
+    begun = time.perf_counter()
+    try:
+        restored = cell.bound.restore(degraded, cell.level)
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{cell.method} on {cell.set}/{file.name}: {reason}") from error
+    seconds = time.perf_counter() - begun
+    border = cell.level if cell.table.task == "sr" else 0
+    images = [torch.from_numpy(np.ascontiguousarray(x))[None, None] for x in (restored, clean)]
+    figures = [float(metric(*images, border=border, quantize=True)) for metric in (psnr, ssim)]
+    rounded = round(figures[0], 4), round(figures[1], 6)
+    return _row(cell, file, seed, *rounded, round(seconds, 4))
+
+
+def degraded_pair(
+    task: str, image: np.ndarray, level: int, seed: int, file: Path
+) -> tuple[np.ndarray, np.ndarray]:
+    """The clean image [H, W], uint8, and what a method is given, float on the [0, 1] scale."""
+    if task == "denoise":
+        gray = image if image.ndim == 2 else degrade.rgb2gray(image)
+        return gray, degrade.add_noise(gray, level, seed, file.stem)
+    image = degrade.mod_crop(image, level)
+    luminance = image if image.ndim == 2 else degrade.luminance(image)
+    return luminance, degrade.imresize(luminance / 255, 1 / level)
+
+
+def read_rows(files: Iterable[str | Path], *, missing_ok: bool = False) -> list[Row]:
+    """Rows from files that `run` or `nlrn bench --json` wrote; of equal ones the last counts."""
+    found: dict[Any, Row] = {}
+    for file in map(Path, files):
+        if missing_ok and not file.exists():
+            continue
+        for row in _rows_of(file):
+            found[row.table, row.key] = row
+    return list(found.values())
+
+
+def _rows_of(file: Path) -> Iterator[Row]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        rows = content["rows"] if isinstance(content, dict) else content
+        yield from [Row.from_json(row) for row in rows]
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError) as error:
+        names = ", ".join(field.name for field in fields(Row))
+        raise ValueError(f"{file}: no rows of nlrn bench (a list of {names})") from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes JSON under a temporary name first; each row on a line of its own."""
+    write_text(path, _lines(content))
+
+
+def _lines(content: Any) -> str:
+    if isinstance(content, dict):
+        parts = [f"{json.dumps(key)}: {_lines(value).strip()}" for key, value in content.items()]
+        return "{\n" + ",\n".join(parts) + "\n}\n"
+    if isinstance(content, list) and content:
+        return "[\n" + ",\n".join(json.dumps(row) for row in content) + "\n]\n"
+    return json.dumps(content) + "\n"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file under a temporary name until it is complete."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

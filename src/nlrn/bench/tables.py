@@ -1,0 +1,159 @@
+"""What each table of the paper is made of, and the figures printed in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+DENOISING = (
+    "Gray images, Gaussian noise seeded by the image's name, neither clipped nor rounded; PSNR and "
+    "SSIM of the result rounded to 0..255, mean over the images."
+)
+SUPER_RESOLUTION = (
+    "Luminance of the image cut to a multiple of the scale, shrunk by MATLAB's bicubic imresize "
+    "without rounding; PSNR and SSIM of the result rounded to 0..255 without a border of `scale` "
+    "pixels, mean over the images."
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: every method on every set at every level.
+
+    Attributes:
+        name: as `nlrn bench` takes it.
+        title: one line for people.
+        task: "denoise", where a level is sigma on the 0..255 scale, or "sr", where it is the scale.
+        protocol: how its numbers come about.
+        sets: image sets.
+        levels: noise levels or scales.
+        methods: those that run unless others are asked for.
+        weights: method -> level -> the weight of the package that it runs with. No weight may
+            have seen a set of its table: `methods.network` refuses that, and a test checks it.
+    """
+
+    name: str
+    title: str
+    task: str
+    protocol: str
+    sets: tuple[str, ...]
+    levels: tuple[int, ...]
+    methods: tuple[str, ...]
+    weights: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+
+    def level(self, value: int) -> str:
+        """A level for people."""
+        return f"x{value}" if self.task == "sr" else str(value)
+
+
+_BSD400 = {level: f"denoise-gray-s{level}" for level in (15, 25, 50)}
+_BSD300 = {30: "denoise-gray-s30", 50: "denoise-gray-s50-bsd300", 70: "denoise-gray-s70"}
+_SR = dict.fromkeys((2, 3, 4), "sr-y")
+_CLASSIC = ("noisy", "NLM-OpenCV", "NLM-skimage", "BM3D")
+
+TABLES = {
+    table.name: table
+    for table in (
+        Table(
+            "denoise-bsd400",
+            "Denoising, models trained on 400 images (as DnCNN)",
+            "denoise",
+            DENOISING,
+            ("Set12", "BSD68", "Urban100"),
+            (15, 25, 50),
+            (*_CLASSIC, "NLRN"),
+            {"NLRN": _BSD400, "NLRN-MV": _BSD400},
+        ),
+        Table(
+            "denoise-bsd300",
+            "Denoising, models trained on 300 images (as RED and MemNet)",
+            "denoise",
+            DENOISING,
+            ("Set14", "BSD200", "Urban100"),
+            (30, 50, 70),
+            (*_CLASSIC, "NLRN", "NLRN-MV"),
+            {"NLRN": _BSD300, "NLRN-MV": _BSD300},
+        ),
+        Table(
+            "sr",
+            "Super-resolution, one model for all scales",
+            "sr",
+            SUPER_RESOLUTION,
+            ("Set5", "Set14", "BSD100", "Urban100"),
+            (2, 3, 4),
+            ("bicubic", "NLRN"),
+            {"NLRN": _SR, "NLRN-MV": _SR},
+        ),
+        Table(
+            "complexity",
+            "Size of the networks, and what they reach on Set12 at sigma 50",
+            "denoise",
+            DENOISING,
+            ("Set12",),
+            (50,),
+            ("NLRN-400", "NLRN-300", "NLRN-300-MV"),
+            {
+                "NLRN-400": {50: "denoise-gray-s50"},
+                "NLRN-300": {50: "denoise-gray-s50-bsd300"},
+                "NLRN-300-MV": {50: "denoise-gray-s50-bsd300"},
+            },
+        ),
+    )
+}
+
+
+def find(name: str) -> Table:
+    """The table of this name."""
+    if name not in TABLES:
+        raise ValueError(f"unknown table {name!r}; tables: {', '.join(TABLES)}")
+    return TABLES[name]
+
+
+class Printed(NamedTuple):
+    """A cell of the paper; None where nothing is printed."""
+
+    psnr: float | None = None
+    ssim: float | None = None
+
+
+@cache
+def _paper() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(
+        files("nlrn.bench").joinpath("paper.json").read_text(encoding="utf-8")
+    )
+    return content
+
+
+def printed(table: str, image_set: str, level: int) -> dict[str, Printed]:
+    """What the paper prints for a set and level: method -> figures."""
+    cells = _paper()["figures"].get(table, {}).get(image_set, {}).get(str(level), {})
+    return {method: Printed(*figures) for method, figures in cells.items()}
+
+
+def facts(table: str) -> dict[str, dict[str, Any]]:
+    """What the paper prints about the methods themselves: method -> facts."""
+    content: dict[str, dict[str, Any]] = _paper()["facts"].get(table, {})
+    return content
+
+
+def misprint(table: str, image_set: str, level: int, method: str) -> str:
+    """Why the SSIM printed there cannot be right; empty if nothing is known against it."""
+    for cell in _paper()["misprints"]:
+        if (cell["table"], cell["set"], cell["level"], cell["method"]) == (
+            table, image_set, level, method,
+        ):  # fmt: skip
+            return str(cell["note"])
+    return ""
+
+
+def other_protocol(table: str, image_set: str) -> bool:
+    """Whether the paper's figures for the set follow a protocol that is not known.
+
+    Its BM3D is then far from what BM3D gives on the published images, so only gains over BM3D
+    can be compared.
+    """
+    return image_set in _paper()["other_protocol"].get(table, ())
