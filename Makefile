@@ -9,13 +9,16 @@ ifneq ($(wildcard ../shared/data/MANIFEST.json),)
 export NLRN_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test lint bench-cpu clean
+.PHONY: demo test test-gpu lint bench-cpu bench-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 test: lint
 	$(BIN)/python -m pytest
+
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest -m gpu
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -24,6 +27,9 @@ lint: $(STAMP)
 
 bench-cpu: $(STAMP)
 	$(BIN)/python benchmarks/cpu_restore.py
+
+bench-gpu: $(STAMP)
+	$(BIN)/python benchmarks/gpu.py --data "$(NLRN_DATA)"
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

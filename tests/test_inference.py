@@ -15,6 +15,7 @@ from nlrn.inference import (
     plan,
     planned_pixels,
     restore,
+    restore_patches,
     seconds_per_pixel,
 )
 from nlrn.model import CONFIGS, NLRN, NLRNConfig, random_network
@@ -112,6 +113,24 @@ def test_tiles_cover_every_pixel_once() -> None:
             inference._paste(blended, seen, t)
         assert (covered == 1).all()
         torch.testing.assert_close(blended, torch.ones(1, *size), rtol=0, atol=1e-6)
+
+
+def test_memory_on_a_gpu_is_that_of_the_kernels_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T=12, q=45 at 1024 x 1024: under 12 GiB; images the kernels cannot index go in tiles."""
+    gpu, config, half = torch.device("cuda"), CONFIGS["nlrn"], torch.bfloat16
+    monkeypatch.setattr("nlrn.ops.triton_impl.no_kernels", lambda device: None)
+    scores = network_memory(config, 1024, 1024, half, gpu) - 12 * 1024**2 * 128 * 2
+    assert scores == 1024**2 * 48 * 64 * 2  # 48 rows of 64 keys for each pixel
+    assert network_memory(config, 1024, 1024, half, gpu) < 12 * 2**30
+    for budget in (2**33, 2**60):
+        tiles = plan(config, (5000, 3000), None, False, half, budget, gpu)
+        assert len(tiles) > 1
+        for rows, columns in (tile.seen for tile in tiles):
+            size = (rows.stop - rows.start, columns.stop - columns.start)
+            assert network_memory(config, *size, half, gpu) <= budget
+    monkeypatch.setattr("nlrn.ops.triton_impl.no_kernels", lambda device: "none here")
+    blocks = network_memory(config, 1000, 700, half, gpu)
+    assert blocks == network_memory(config, 1000, 700, half)
 
 
 def test_auto_tiles_respect_the_memory_budget() -> None:
@@ -215,6 +234,80 @@ def test_a_result_that_is_not_finite_is_computed_again_in_float32(
     torch.testing.assert_close(result, restore(model, image), rtol=0, atol=0)
 
 
+def patches_one_by_one(
+    model: NLRN, image: Tensor, patch: int, stride: int, views: int = 1
+) -> tuple[Tensor, Tensor]:
+    """The authors' protocol as plain loops: the mean, and how many patches saw each pixel."""
+    circular = random_network(dataclasses.replace(model.config, border="circular"))
+    circular.load_state_dict(model.state_dict())
+    height, width = image.shape[-2:]
+    tall, wide = min(patch, height), min(patch, width)
+    total, hits = torch.zeros_like(image), torch.zeros_like(image)
+    for top in sorted({*range(0, height - tall, stride), height - tall}):
+        for left in sorted({*range(0, width - wide, stride), width - wide}):
+            rows, columns = slice(top, top + tall), slice(left, left + wide)
+            total[..., rows, columns] += restore(
+                circular, image[..., rows, columns], tile=0, views=views
+            )
+            hits[..., rows, columns] += 1
+    return total / hits, hits
+
+
+@pytest.mark.parametrize(
+    ("size", "patch", "stride", "views"),
+    [
+        ((19, 26), 5, 3, 1),  # every pixel of a patch sees the whole patch
+        ((16, 23), 9, 7, 1),
+        ((7, 20), 9, 4, 2),  # lower than a patch
+        ((4, 3), 9, 9, 1),  # smaller than a patch
+        ((18, 13), 9, 9, 1),  # one side without overlap
+    ],
+    ids=str,
+)
+def test_patches_equal_loops(size: tuple[int, int], patch: int, stride: int, views: int) -> None:
+    model, image = strong_network(), picture(2, 1, *size)
+    expected, hits = patches_one_by_one(model, image, patch, stride, views)
+    assert hits.min() >= 1
+    for batch in (None, 3):
+        result = restore_patches(model, image, patch=patch, stride=stride, views=views, batch=batch)
+        torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
+
+
+def test_the_papers_protocol_has_68_rows_of_patches() -> None:
+    corners = inference._corners(torch.Size((512, 256)), (45, 45), 7, torch.device("cpu"))
+    assert len(corners) == 68 * 32
+    assert corners.max(0).values.tolist() == [512 - 45, 256 - 45]
+
+
+def test_patches_of_colour_images_report_their_progress() -> None:
+    config = dataclasses.replace(SMALL, in_channels=3, out_channels=3)
+    model, image = strong_network(config), picture(1, 3, 10, 12)
+    seen: list[tuple[int, int]] = []
+    result = restore_patches(
+        model, image, patch=7, stride=5, batch=3, views=2,
+        progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+    expected, _ = patches_one_by_one(model, image, 7, 5, views=2)
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
+    done, totals = zip(*seen, strict=True)
+    assert set(totals) == {4 * 2 * SMALL.steps}
+    assert done[-1] == totals[-1] and list(done) == sorted(done)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stride": 0}, r"stride must be between 1 and the patch \(45\), got 0"),
+        ({"patch": 5}, r"stride must be between 1 and the patch \(5\), got 7"),
+        ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"views": 9}, "views must be between 1 and 8, got 9"),
+    ],
+)
+def test_bad_patches_are_named(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        restore_patches(strong_network(), picture(1, 1, 8, 9), **options)
+
+
 def test_progress_counts_to_the_end() -> None:
     seen: list[tuple[int, int]] = []
     restore(strong_network(), picture(2, 1, 40, 40), tile=20, views=2,
@@ -254,3 +347,55 @@ def test_estimate_counts_the_overlap_of_tiles() -> None:
     assert whole == 100 * 120
     assert planned_pixels(SMALL, (100, 120), tile=20, exact=True) > 1.5 * whole
     assert seconds_per_pixel(strong_network()) > 0
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_gpu_gives_what_the_cpu_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    model, image = strong_network(), picture(2, 1, 61, 83)
+    for options in ({"tile": 0}, {"tile": 24, "exact": True}, {"views": 3}):
+        wanted = restore(model, image, device="cpu", **options)  # type: ignore[arg-type]
+        got = restore(model, image, device="cuda", **options)  # type: ignore[arg-type]
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-4)
+    got, wanted = (restore_patches(model, image, patch=9, device=d) for d in ("cuda", "cpu"))
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_gpu_is_not_waited_for_and_can_be_recorded() -> None:
+    """Nothing is read back between image and result, so a CUDA graph can hold the network."""
+    network = inference.FoldedNLRN(strong_network(), torch.bfloat16, "cuda")
+    image = picture(1, 1, 64, 48).cuda()
+    wanted = network(image)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        network(image, lambda: None)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = network(image)
+    graph.replay()
+    torch.testing.assert_close(recorded, wanted, rtol=0, atol=2e-2)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_gpu_memory_is_what_was_planned(dtype: torch.dtype) -> None:
+    config, size = dataclasses.replace(CONFIGS["nlrn"], steps=3), (500, 333)
+    network = inference.FoldedNLRN(random_network(config), dtype, "cuda")
+    image = picture(1, 1, *size).cuda()
+    network(image)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    network(image)
+    taken = torch.cuda.max_memory_allocated() - before
+    planned = network_memory(config, *size, dtype, torch.device("cuda"))
+    assert 0.5 * planned < taken <= planned

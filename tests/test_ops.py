@@ -73,6 +73,22 @@ def test_output_scores_and_gradients_match_plain_loops(
             torch.testing.assert_close(a.double(), e, rtol=0, atol=tolerance * scale)
 
 
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_a_skip_connection_is_added_and_has_gradients(backend: str) -> None:
+    shape = (2, 3, 5, 7, 4, 3)
+    *operands, x = make_inputs(shape, False) + make_inputs((2, 5, 1, 7, 4, 3), False, seed=1)[:1]
+    factor = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    leaves = [*operands, x, factor]
+    plain, _ = neighborhood_attention(*operands, window=3, backend=backend)
+    expected = plain + x * factor.view(1, -1, 1, 1)
+    out, _ = neighborhood_attention(*operands, window=3, skip=(x, factor), backend=backend)
+    torch.testing.assert_close(out, expected)
+    wanted = torch.autograd.grad(expected.square().sum(), leaves)
+    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), leaves), wanted)
+    with pytest.raises(ValueError, match=r"skip must be features like g and factors \[C\], got"):
+        neighborhood_attention(*operands, window=3, skip=(x, factor[:1]), backend=backend)
+
+
 @pytest.mark.parametrize("border", BORDERS)
 @pytest.mark.parametrize("affinity", ["embedded_gaussian", "dot", "euclidean"])
 def test_many_blocks_and_a_small_workspace_change_nothing(affinity: str, border: str) -> None:

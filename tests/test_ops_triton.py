@@ -7,6 +7,7 @@ bfloat16 products are wrong, so bfloat16 is left to the GPU.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import random
@@ -20,7 +21,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nlrn.ops import Correlation, reference, triton_impl, triton_layout
+from nlrn.folded import FoldedNLRN
+from nlrn.model import CONFIGS, NLRN, NLRNConfig, random_network
+from nlrn.ops import Correlation, reference, triton_impl, triton_launch, triton_layout
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
@@ -50,6 +53,7 @@ def attend(
     prior: Correlation | Tensor | None,
     keep_correlation: bool = True,
     reuse_prior: bool = False,
+    skip: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Any]:
     theta, psi, g = operands
     return triton_impl.attend(
@@ -63,6 +67,7 @@ def attend(
         prior=prior,
         keep_correlation=keep_correlation,
         reuse_prior=reuse_prior,
+        skip=skip,
     )
 
 
@@ -117,6 +122,48 @@ def assert_parity(case: Case, device: str = "cpu") -> None:
         assert error < TOLERANCE[case.dtype], f"{name}: relative error {error:.1e}"
 
 
+def assert_slices_and_skip(case: Case, device: str = "cpu") -> None:
+    """The inference path: theta, psi and g as slices of one tensor, the skip in the same kernel."""
+    torch.manual_seed(0)
+    inputs = random_inputs(case, device)
+    sliced = []
+    for state in (inputs[:3], inputs[3:6]):
+        together = torch.cat(state, 1).contiguous(memory_format=torch.channels_last)
+        sliced.append(together.split([case.embed, case.embed, case.channels], 1))
+    x = torch.randn_like(inputs[2]).contiguous(memory_format=torch.channels_last)
+    factor = torch.randn(case.channels, device=device).to(case.dtype)
+    first, before = attend(sliced[0], case, None, skip=(x, factor))
+    second, after = attend(sliced[1], case, before, reuse_prior=True, skip=(x, factor))
+    last, nothing = attend(sliced[1], case, after, keep_correlation=False, skip=(x, factor))
+    assert nothing is None
+    exact = [t.double().cpu() for t in inputs]
+    added = x.double().cpu() * factor.double().cpu().view(1, -1, 1, 1)
+    wanted_first, scores = loops(exact[:3], case, None)
+    wanted_second, scores = loops(exact[3:6], case, scores)
+    wanted_last, _ = loops(exact[3:6], case, scores)
+    wanted = [wanted_first + added, wanted_second + added, wanted_last + added, scores.scores()]
+    for a, b in zip([first, second, last, after.scores()], wanted, strict=True):
+        assert float((a.double().cpu() - b).norm() / b.norm()) < TOLERANCE[case.dtype]
+
+
+def assert_network(
+    config: NLRNConfig, dtype: torch.dtype, size: tuple[int, ...], device: str = "cpu"
+) -> None:
+    """The folded network on Triton's kernels against the plain network in float64."""
+    model: NLRN = random_network(config)
+    torch.nn.init.normal_(model.conv_out.weight, std=0.1)
+    image = torch.rand(size, generator=torch.Generator().manual_seed(0))
+    steps: list[int] = []
+    result = FoldedNLRN(model, dtype, device)(image.to(device), lambda: steps.append(1))
+    assert len(steps) == config.steps
+    with torch.no_grad():
+        wanted = model.double()(image.double())
+    change = (wanted - image).norm()
+    error = float((result.double().cpu() - wanted).norm() / change)
+    assert result.dtype == torch.float32
+    assert error < 2 * TOLERANCE[dtype], f"relative error {error:.1e}"
+
+
 if INTERPRETED:
     import triton.runtime.interpreter as interpreter
 
@@ -140,7 +187,8 @@ if INTERPRETED:
         Case(1, 5, 6, 3, 4, 9, "mask", F32, True, "euclidean"),  # window larger than the image
         Case(1, 3, 4, 19, 37, 3, "mask", F32, False),  # two-dimensional tiles
         Case(1, 3, 4, 19, 37, 3, "circular", F16, False),
-        Case(1, 3, 4, 1, 1, 3, "mask", F32, True),
+        Case(2, 3, 4, 1, 1, 3, "mask", F32, True),
+        Case(2, 3, 4, 6, 1, 3, "circular", F32, True),
     ]
 
     @pytest.mark.parametrize("case", CASES, ids=str)
@@ -158,8 +206,64 @@ if INTERPRETED:
         try:
             assert triton_layout.plan_for(6, 19, 5, False, 16, 16, F16).boxed
             assert_parity(Case(1, 16, 16, 6, 19, 5, "mask", F16, True))
+            assert_slices_and_skip(Case(1, 16, 16, 6, 19, 5, "mask", F16, False))
         finally:
             triton_layout.plan_for.cache_clear()
+
+    @pytest.mark.parametrize(
+        "case",
+        [
+            Case(2, 16, 16, 7, 9, 5, "mask", F16, False),
+            Case(1, 8, 12, 19, 37, 3, "mask", F32, False),  # tiles, aligned slices
+            Case(1, 5, 6, 4, 7, 5, "mask", F32, False),  # slices that must be copied
+            Case(1, 8, 8, 5, 5, 5, "circular", F32, False),
+            Case(2, 8, 8, 4, 6, 5, "circular", F32, False),
+            Case(2, 8, 8, 1, 1, 3, "mask", F32, False),
+            Case(2, 8, 8, 5, 1, 3, "mask", F32, False),
+        ],
+        ids=str,
+    )
+    def test_interpreted_slices_and_skip(case: Case) -> None:
+        assert_slices_and_skip(case)
+
+    def test_interpreted_slices_are_read_where_they_lie() -> None:
+        whole = torch.randn(2, 4, 7, 64)
+        for part in whole.split([16, 16, 32], 3):
+            assert triton_launch.evenly_spaced(part) is part
+        odd = torch.randn(2, 4, 7, 63)
+        for uneven in (odd[..., :16], whole[:, :, ::2], whole[..., 1:17], whole.transpose(1, 2)):
+            copy = triton_launch.evenly_spaced(uneven)
+            assert copy.is_contiguous() and torch.equal(copy, uneven)
+
+    @pytest.mark.parametrize("name", ["nlrn", "nlrn-every-2", "nlrn-gaussian", "nlrn-symmetric"])
+    def test_interpreted_network(name: str) -> None:
+        config = dataclasses.replace(CONFIGS[name], window=5, steps=3, channels=16, embed=8)
+        assert_network(config, F32, (2, 1, 7, 9))
+
+    def test_interpreted_network_in_half_precision() -> None:
+        config = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=3, channels=16, embed=16)
+        assert_network(config, F16, (1, 1, 6, 16))
+
+    @pytest.mark.parametrize("name", ["nlrn-dot", "nlrn-euclidean", "rnn", "nlrn-rgb"])
+    def test_interpreted_network_variants(name: str) -> None:
+        config = dataclasses.replace(CONFIGS[name], window=5, steps=2, channels=6, embed=4)
+        assert_network(config, F32, (1, config.in_channels, 7, 5))
+
+    def test_interpreted_pass_after_a_convolution() -> None:
+        from nlrn.ops.triton_pointwise import finish_
+
+        for dtype in (F32, F16):
+            image, added = torch.randn(2, 2, 5, 11, 13).to(dtype)
+            bias, factor = torch.randn(2, 5).to(dtype)
+            image[0, 3, 2, 2] = float("nan")
+            flat = image + bias.view(1, -1, 1, 1)
+            more = flat + added * factor.view(1, -1, 1, 1)
+            for layout in (torch.channels_last, torch.contiguous_format):
+                first, second = (image.clone(memory_format=layout) for _ in range(2))
+                assert finish_(first, bias) is first
+                finish_(second, bias, added.contiguous(memory_format=layout), factor)
+                for got, wanted in ((first, flat.relu()), (second, more.relu())):
+                    torch.testing.assert_close(got, wanted, rtol=4e-3, atol=4e-3, equal_nan=True)
 
     def test_interpreted_prior_is_overwritten_only_when_allowed() -> None:
         case = Case(1, 5, 6, 4, 7, 5, "mask", F32, False)
@@ -265,6 +369,24 @@ else:
     @pytest.mark.parametrize("seed", range(30))
     def test_gpu_matches_loops(seed: int) -> None:
         assert_parity(random_case(seed), "cuda")
+
+    @pytest.mark.gpu
+    @needs_triton
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    @pytest.mark.parametrize("seed", range(6))
+    def test_gpu_slices_and_skip(seed: int) -> None:
+        case = random_case(seed)._replace(prior=False, affinity="embedded_gaussian")
+        assert_slices_and_skip(case, "cuda")
+
+    @pytest.mark.gpu
+    @needs_triton
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    @pytest.mark.parametrize("name", ["nlrn", "nlrn-every-2", "nlrn-gaussian", "nlrn-dot", "rnn"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_gpu_network(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+        config = dataclasses.replace(CONFIGS[name], window=21, steps=4)
+        assert_network(config, dtype, (1, 1, 45, 70), "cuda")
 
     @pytest.mark.gpu
     @needs_triton

@@ -1,8 +1,9 @@
 """The network for inference: batch norm folded into its neighbours, one copy of the scores.
 
 A batch norm with fixed statistics is a scale and a shift per channel. Where a convolution or the
-non-local module stands next to it, that goes into their weights; before a ReLU it stays one
-multiply-add. Each state then has weights of its own, which are small.
+non-local module stands next to it, that goes into their weights. Each state then has weights of
+its own, which are small. Where Triton's kernels run, all that is done element by element happens in
+the same pass over memory as something else or, after a convolution, in one pass.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nlrn.model import NLRN, NonLocal2d
-from nlrn.ops import AFFINITIES, Correlation, neighborhood_attention
+from nlrn.ops import AFFINITIES, Correlation, kernels_run_on, neighborhood_attention
 
 
 @dataclass(frozen=True)
@@ -30,37 +31,50 @@ class _Module:
 
 @dataclass(frozen=True)
 class _State:
-    """One state: ReLU(scale * s + shift), the module, two convolutions."""
+    """One state on x = ReLU(batch norm(s)): the module, two convolutions, the next state's x."""
 
-    scale: Tensor
-    shift: Tensor
     module: _Module | None
     skip: Tensor  # scale of the batch norm after the module, on the skip connection
     skip_shift: Tensor  # its shift where there is no module
     weight1: Tensor
     bias1: Tensor
-    weight2: Tensor
+    weight2: Tensor  # with scale and shift of the batch norm that comes next
     bias2: Tensor
+    first: Tensor  # that scale, for the identity path
 
 
 class FoldedNLRN:
     """An NLRN in eval mode that computes in `dtype` on `device`, without gradients.
 
+    On CUDA nothing waits for the device before the result is asked for.
+
     Args:
         model: the network; it is not changed.
         dtype: float32 or bfloat16 for speed, float64 for comparisons.
         device: where to compute.
+        border: what neighbourhoods do at the edge, where it is not the model's own.
     """
 
     def __init__(
-        self, model: NLRN, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+        self,
+        model: NLRN,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        border: str | None = None,
     ) -> None:
         self.config, self.dtype, self.device = model.config, dtype, torch.device(device)
+        self.border = border or model.config.border
+        self._fused = dtype != torch.float64 and kernels_run_on(self.device)
+        # cuDNN applies bias and ReLU of the first convolution itself, 2 % of the whole network on
+        # an H200; only where it was tried: half precision, channels in its units of eight.
+        half = dtype in (torch.bfloat16, torch.float16)
+        on_cuda = self._fused and self.device.type == "cuda"
+        self._cudnn_relu = on_cuda and half and model.config.channels % 8 == 0
         with torch.no_grad():
-            self._image_scale, self._image_shift = map(self._vector, _affine(model.norm_in))
+            self._image_scale, self._image_shift = map(self._on_map, _affine(model.norm_in))
             self._in = self._convolution(model.conv_in.weight, model.conv_in.bias)
+            self._scale, self._shift = map(self._on_map, _affine(model.norm(0).non_local))
             self._states = [self._fold(model, t) for t in range(model.config.steps)]
-            self._out_scale, self._out_shift = map(self._vector, _affine(model.norm_out))
             self._out = self._convolution(model.conv_out.weight, model.conv_out.bias)
 
     @torch.inference_mode()
@@ -69,94 +83,119 @@ class FoldedNLRN:
 
         Args:
             image: values in [0, 1].
-            on_step: called after every state, to show progress.
+            on_step: called after every state, to show progress; on CUDA, when it has been launched.
         """
         given = image
         image = image.to(self.device, self.dtype, memory_format=torch.channels_last)
         image = torch.addcmul(self._image_shift, image, self._image_scale)
-        first = state = F.conv2d(image, *self._in, padding=1)
+        first = F.conv2d(image, *self._in, padding=1).contiguous(memory_format=torch.channels_last)
+        x = torch.addcmul(self._shift, first, self._scale).relu_()
         correlation: Correlation | None = None
         for t, weights in enumerate(self._states):
-            last = t == self.config.steps - 1
-            state, correlation = self._step(state, first, correlation, weights, last)
+            x, correlation = self._step(x, first, correlation, weights, t)
             if on_step is not None:
                 on_step()
-        features = torch.addcmul(self._out_shift, state, self._out_scale).relu_()
-        residual = F.conv2d(features, *self._out, padding=1)
+        residual = F.conv2d(x, *self._out, padding=1)
         exact = torch.promote_types(given.dtype, torch.float32)
         return given[:, : self.config.out_channels].to(exact) + residual.to(given.device, exact)
 
     def _step(
-        self,
-        state: Tensor,
-        first: Tensor,
-        correlation: Correlation | None,
-        weights: _State,
-        last: bool,
+        self, x: Tensor, first: Tensor, correlation: Correlation | None, weights: _State, step: int
     ) -> tuple[Tensor, Correlation | None]:
-        x = torch.addcmul(weights.shift, state, weights.scale).relu_()
+        """From ReLU(batch norm(s)) of a state [B, m, H, W] to that of the next one."""
         if weights.module is None:
-            x = torch.addcmul(weights.skip_shift, x, weights.skip)
+            x = torch.addcmul(
+                weights.skip_shift.view(1, -1, 1, 1), x, weights.skip.view(1, -1, 1, 1)
+            )
         else:
-            attended, correlation = self._attend(x, correlation, weights.module, last)
-            x = torch.addcmul(attended, x, weights.skip)
-            if weights.module.shift is not None:
-                x += weights.module.shift
-        x = F.conv2d(x, weights.weight1, weights.bias1, padding=1).relu_()
-        x = F.conv2d(x, weights.weight2, weights.bias2, padding=1)
-        return x.add_(first), correlation
+            x, correlation = self._attend(x, correlation, weights, weights.module, step)
+        x = self._convolve(x, weights.weight1, weights.bias1)
+        return self._convolve(x, weights.weight2, weights.bias2, first, weights.first), correlation
 
     def _attend(
-        self, x: Tensor, correlation: Correlation | None, module: _Module, last: bool
+        self, x: Tensor, prior: Correlation | None, weights: _State, module: _Module, step: int
     ) -> tuple[Tensor, Correlation | None]:
-        parts = list(F.conv2d(x, module.weight, module.bias).split(module.parts, 1))
+        parts = list(self._project(x, module).split(module.parts, 1))
         theta, psi, g = {1: [x, x, *parts], 2: [parts[0], *parts], 3: parts}[len(parts)]
-        return neighborhood_attention(
+        x, correlation = neighborhood_attention(
             theta,
             psi,
             g,
             window=self.config.window,
             affinity=self.config.affinity,
-            border=self.config.border,
+            border=self.border,
             bandwidth=self.config.bandwidth,
-            prior=correlation if self.config.propagate else None,
-            keep_correlation=self.config.propagate and not last,
+            prior=prior if self.config.propagate else None,
+            keep_correlation=self.config.propagate and step < self.config.steps - 1,
             reuse_prior=True,
+            skip=(x, weights.skip),
         )
+        if module.shift is not None:
+            x += module.shift
+        return x, correlation
+
+    def _project(self, x: Tensor, module: _Module) -> Tensor:
+        """theta, psi and g of all pixels, one after the other along the channels."""
+        if not self._fused:
+            return F.conv2d(x, module.weight, module.bias)
+        # The same as a matrix product, which adds the bias on its way; B C H W -> B H W C.
+        pixels = x.permute(0, 2, 3, 1)
+        rows = F.linear(pixels.flatten(0, 2), module.weight.flatten(1), module.bias)
+        return rows.view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
+
+    def _convolve(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        added: Tensor | None = None,
+        factor: Tensor | None = None,
+    ) -> Tensor:
+        """ReLU(convolution + bias + added * factor), the factor one for each channel."""
+        if self._fused:
+            from nlrn.ops.triton_pointwise import finish_
+
+            if self._cudnn_relu and added is None:
+                return torch.cudnn_convolution_relu(x, weight, bias, (1, 1), (1, 1), (1, 1), 1)
+            return finish_(F.conv2d(x, weight, padding=1), bias, added, factor)
+        x = F.conv2d(x, weight, bias, padding=1)
+        if added is not None and factor is not None:
+            x.addcmul_(added, factor.view(1, -1, 1, 1))
+        return x.relu_()
 
     def _fold(self, model: NLRN, step: int) -> _State:
         cell, norms = model.cell(step), model.norm(step)
-        scale, shift = _affine(norms.non_local)
         skip, skip_shift = _affine(norms.conv1)
         scale2, shift2 = _affine(norms.conv2)
+        last = step == model.config.steps - 1
+        scale, shift = _affine(model.norm_out if last else model.norm(step + 1).non_local)
         module = cell.non_local if model.config.is_non_local(step) else None
-        weight1 = cell.conv1.weight.double() * scale2[:, None, None, None]
-        bias1 = _bias(cell.conv1) * scale2 + shift2
         return _State(
-            self._vector(scale),
-            self._vector(shift),
             None if module is None else self._fold_module(module, skip, skip_shift),
             self._vector(skip),
             self._vector(skip_shift),
-            *self._convolution(weight1, bias1),
-            *self._convolution(cell.conv2.weight, _bias(cell.conv2)),
+            *self._convolution(*_scaled(cell.conv1, scale2, shift2)),
+            *self._convolution(*_scaled(cell.conv2, scale, shift)),
+            self._vector(scale),
         )
 
     def _fold_module(self, module: NonLocal2d, scale: Tensor, shift: Tensor) -> _Module:
         """Gives g the scale of the batch norm after it, and its shift too if weights sum to 1."""
         sums_to_one = AFFINITIES[module.affinity].softmax
         layers = [layer for layer in (module.theta, module.psi) if layer is not None]
-        g_weight = module.g.weight.double() * scale[:, None, None, None]
-        g_bias = _bias(module.g) * scale + (shift if sums_to_one else 0)
+        g_weight, g_bias = _scaled(module.g, scale, shift if sums_to_one else 0 * shift)
         weight = torch.cat([*(layer.weight.double() for layer in layers), g_weight])
         bias = torch.cat([*(_bias(layer) for layer in layers), g_bias])
         parts = (*(layer.out_channels for layer in layers), module.g.out_channels)
-        rest = None if sums_to_one else self._vector(shift)
+        rest = None if sums_to_one else self._on_map(shift)
         return _Module(*self._convolution(weight, bias), parts, rest)
 
     def _vector(self, values: Tensor) -> Tensor:
-        """Per-channel values [C] -> [1, C, 1, 1], ready for feature maps."""
-        return values.to(self.device, self.dtype).view(1, -1, 1, 1)
+        return values.to(self.device, self.dtype)
+
+    def _on_map(self, values: Tensor) -> Tensor:
+        """Values of the channels [C] -> [1, C, 1, 1], ready for feature maps."""
+        return self._vector(values).view(1, -1, 1, 1)
 
     def _convolution(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         assert bias is not None  # every convolution of the network has one
@@ -169,6 +208,12 @@ def _affine(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     assert norm.running_mean is not None and norm.running_var is not None
     scale = norm.weight.double() / torch.sqrt(norm.running_var.double() + norm.eps)
     return scale, norm.bias.double() - norm.running_mean.double() * scale
+
+
+def _scaled(convolution: nn.Conv2d, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the convolution with a batch norm after it, in float64."""
+    weight = convolution.weight.double() * scale[:, None, None, None]
+    return weight, _bias(convolution) * scale + shift
 
 
 def _bias(convolution: nn.Conv2d) -> Tensor:

@@ -17,7 +17,9 @@ _LARGEST_INT = 2**31 - 1
 def free_memory(device: torch.device) -> int:
     """Bytes that are free on the device; a cautious guess where that cannot be asked."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        # What PyTorch holds for its next tensors is free too.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         available = next(line for line in lines if line.startswith("MemAvailable"))

@@ -98,13 +98,14 @@ def compact(table: Table, found: Sequence[Mean]) -> str:
     rivals = [name for name in RIVALS if any(name in cells for cells in paper.values())]
     measured = [name for name in rivals if any(m.method == name for m in own)]
     columns = ["set", "scale" if table.task == "sr" else "sigma"]
-    columns += [f"{name}, ours" for name in ours] + [f"{name}, paper" for name in ours]
+    known = [name for name in ours if any(name in cells for cells in paper.values())]
+    columns += [f"{name}, ours" for name in ours] + [f"{name}, paper" for name in known]
     columns += [f"{name}, here" for name in measured] + [f"{name}, paper" for name in rivals]
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for place, printed in paper.items():
         here = {m.method: m for m in own if (m.set, m.level) == place}
         cells = [_ours(here.get(name), printed.get(name, Printed())) for name in ours]
-        cells += [pair(*printed.get(name, Printed())) for name in ours]
+        cells += [pair(*printed.get(name, Printed())) for name in known]
         cells += [_ours(here.get(name), Printed()) for name in measured]
         cells += [pair(*printed.get(name, Printed())) for name in rivals]
         line = [place[0], table.level(place[1]), *(cell or "-" for cell in cells)]

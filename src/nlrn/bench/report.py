@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -23,6 +24,7 @@ class Mean:
 
     Attributes:
         psnr: mean over the images whose result is not exact; infinite if all are.
+        seconds: median, since on a GPU the first image waits for the compiler.
         exact: number of images whose result is exact, that is of infinite PSNR.
         images: number of images.
         complete: whether these are all images of the set.
@@ -69,7 +71,7 @@ def _mean(rows: list[Row]) -> Mean:
         *first.cell,
         psnr=round(sum(finite) / len(finite), 4) if finite else math.inf,
         ssim=round(sum(row.ssim for row in rows) / count, 6),
-        seconds=round(sum(row.seconds for row in rows) / count, 4),
+        seconds=round(statistics.median(row.seconds for row in rows), 4),
         images=count,
         exact=count - len(finite),
         complete=count == len(data.published(first.set)),

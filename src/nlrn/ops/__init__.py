@@ -5,6 +5,7 @@ from nlrn.ops.dispatch import (
     AFFINITIES,
     BORDERS,
     correlation_bytes,
+    kernels_run_on,
     neighborhood_attention,
     unsupported,
 )
@@ -14,6 +15,7 @@ __all__ = [
     "BORDERS",
     "Correlation",
     "correlation_bytes",
+    "kernels_run_on",
     "neighborhood_attention",
     "unsupported",
 ]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nlrn.ops.correlation import Correlation
+from nlrn.ops.triton_launch import INTERPRETED
 
 
 class Affinity(NamedTuple):
@@ -51,6 +52,7 @@ def neighborhood_attention(
     prior: Correlation | Tensor | None = None,
     keep_correlation: bool = True,
     reuse_prior: bool = False,
+    skip: tuple[Tensor, Tensor] | None = None,
     workspace: int = DEFAULT_WORKSPACE,
     backend: str = "auto",
 ) -> tuple[Tensor, Correlation | None]:
@@ -72,6 +74,8 @@ def neighborhood_attention(
         keep_correlation: whether the correlation is wanted; without it None comes back.
         reuse_prior: lets a backend overwrite `prior` when no gradient is recorded, so that one
             copy of the scores is enough; `prior` must not be used afterwards.
+        skip: features [B, C, H, W] and a factor for each channel [C], whose product is added to
+            the attended values: a skip connection in the same pass over memory.
         workspace: bytes that the torch backend may take for temporaries.
         backend: "auto", or a name of BACKENDS, which then runs or raises with the reason.
 
@@ -79,13 +83,17 @@ def neighborhood_attention(
         The attended values [B, C, H, W] and the correlation for the next state.
     """
     _check(theta, psi, g, window, affinity, border, bandwidth, prior)
+    if skip is not None and (skip[0].shape != g.shape or skip[1].shape != g.shape[1:2]):
+        shapes = f"{tuple(skip[0].shape)} and {tuple(skip[1].shape)}"
+        raise ValueError(f"skip must be features like g and factors [C], got {shapes}")
     name = _choose(backend, theta, affinity, g.shape[1])
     if name == "reference":
         from nlrn.ops import reference
 
-        return reference.attend(
+        out, correlation = reference.attend(
             theta, psi, g, window, affinity, border, bandwidth, prior, keep_correlation
         )
+        return add_skip(out, skip), correlation
     if name == "triton":
         from nlrn.ops import triton_impl
 
@@ -100,10 +108,11 @@ def neighborhood_attention(
             prior=prior,
             keep_correlation=keep_correlation,
             reuse_prior=reuse_prior,
+            skip=skip,
         )
     from nlrn.ops import torch_impl
 
-    return torch_impl.attend(
+    out, correlation = torch_impl.attend(
         theta,
         psi,
         g,
@@ -116,18 +125,54 @@ def neighborhood_attention(
         reuse_prior=reuse_prior,
         workspace=workspace,
     )
+    return add_skip(out, skip), correlation
+
+
+def add_skip(out: Tensor, skip: tuple[Tensor, Tensor] | None) -> Tensor:
+    """The attended values with the skip connection of `neighborhood_attention`."""
+    if skip is None:
+        return out
+    features, factor = skip
+    return torch.addcmul(out, features, factor.view(1, -1, 1, 1))
 
 
 def correlation_bytes(
-    height: int, width: int, window: int, affinity: str, dtype: torch.dtype
+    height: int,
+    width: int,
+    *,
+    embed: int,
+    channels: int,
+    window: int,
+    affinity: str,
+    border: str,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> int:
-    """Bytes that the correlation of an image takes at most, for planning."""
+    """Bytes that the correlation of an image takes on the device at most, for planning."""
+    if device.type == "cuda":
+        from nlrn.ops import triton_impl
+
+        shape = (height, width, embed, channels)
+        packed = triton_impl.packed_bytes(
+            device, dtype, affinity, shape, window, border == "circular"
+        )
+        if packed is not None:
+            return packed
     from nlrn.ops.blocks import BLOCK
 
     if AFFINITIES[affinity].distance:
         dtype = torch.promote_types(dtype, torch.float32)
     blocks = -(-height // BLOCK) * -(-width // BLOCK)
     return blocks * BLOCK**2 * (BLOCK + window - 1) ** 2 * dtype.itemsize
+
+
+def kernels_run_on(device: torch.device) -> bool:
+    """Whether Triton's kernels can run on the device."""
+    if device.type != "cuda" and not INTERPRETED:
+        return False  # and there is no need to look for a GPU's library
+    from nlrn.ops import triton_impl
+
+    return triton_impl.no_kernels(device) is None
 
 
 def unsupported(backend: str, theta: Tensor, affinity: str, channels: int = 1) -> str | None:
@@ -156,7 +201,7 @@ def _choose(backend: str, theta: Tensor, affinity: str, channels: int) -> str:
             raise ValueError(reason)
         return backend
     # On a CPU there is no need to look for a GPU's library.
-    names = BACKENDS if theta.is_cuda else BACKENDS[1:]
+    names = BACKENDS if theta.is_cuda or INTERPRETED else BACKENDS[1:]
     reasons = []
     for name in names:
         reason = unsupported(name, theta, affinity, channels)

@@ -6,15 +6,19 @@ Scores live in device memory in the dtype of the embeddings, laid out tile by ti
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import os
+import shutil
 
 import torch
 from torch import Tensor
 
 from nlrn.ops import triton_ops  # registers torch.ops.nlrn
 from nlrn.ops.correlation import Correlation
-from nlrn.ops.dispatch import AFFINITIES
+from nlrn.ops.dispatch import AFFINITIES, add_skip
 from nlrn.ops.triton_launch import INTERPRETED
+from nlrn.ops.triton_layout import plan_for
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_EMBED = 256
@@ -33,28 +37,65 @@ class PackedScores(Correlation):
         return torch.ops.nlrn.unpack_scores(self.packed, *self.shape)
 
 
-def unsupported(theta: Tensor, affinity: str, channels: int = 1) -> str | None:
-    """Says why the kernels cannot run this call, or None when they can."""
+@torch.compiler.assume_constant_result  # so that the compiler need not look into it
+def no_kernels(device: torch.device) -> str | None:
+    """Says why no Triton kernel can run on the device, or None when it can."""
+    return _no_kernels(device)
+
+
+@functools.lru_cache(maxsize=16)
+def _no_kernels(device: torch.device) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    if not theta.is_cuda and not INTERPRETED:
-        return f"the triton backend needs CUDA tensors, got {theta.device.type}"
-    if (
-        theta.is_cuda
-        and not INTERPRETED
-        and torch.cuda.get_device_capability(theta.device) < (8, 0)
-    ):
+    if INTERPRETED:
+        return None
+    if device.type != "cuda":
+        return f"the triton backend needs CUDA tensors, got {device.type}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
         return "the triton backend needs a GPU of compute capability 8.0 or later"
-    if theta.dtype not in DTYPES:
-        return f"the triton backend takes bfloat16, float16 and float32, got {theta.dtype}"
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "triton needs a C compiler, found neither gcc nor clang"
+    return None
+
+
+def unsupported(theta: Tensor, affinity: str, channels: int = 1) -> str | None:
+    """Says why the kernels cannot run this call, or None when they can."""
+    _, embed, height, width = theta.shape
+    return _unsupported(theta.device, theta.dtype, affinity, (height, width, embed, channels))
+
+
+def _unsupported(
+    device: torch.device, dtype: torch.dtype, affinity: str, shape: tuple[int, int, int, int]
+) -> str | None:
+    if reason := no_kernels(device):
+        return reason
+    if dtype not in DTYPES:
+        return f"the triton backend takes bfloat16, float16 and float32, got {dtype}"
     if not AFFINITIES[affinity].softmax:
         return f"the triton backend has no affinity {affinity!r}, only those with a softmax"
-    _, embed, height, width = theta.shape
+    height, width, embed, channels = shape
     if embed > MAX_EMBED - 4 * AFFINITIES[affinity].distance or channels > MAX_CHANNELS:
         return f"too many channels for the triton backend: embed {embed}, values {channels}"
     if height * width * max(embed, channels) >= 2**31:
         return f"image too large for the triton backend: {height} x {width}"
     return None
+
+
+def packed_bytes(
+    device: torch.device,
+    dtype: torch.dtype,
+    affinity: str,
+    shape: tuple[int, int, int, int],
+    window: int,
+    circular: bool,
+) -> int | None:
+    """Bytes of the scores of (height, width, embed, channels); None where others compute them."""
+    if _unsupported(device, dtype, affinity, shape):
+        return None
+    height, width, embed, channels = shape
+    embed += 4 * AFFINITIES[affinity].distance  # as in `_distance_as_dot`
+    plan = plan_for(height, width, window, circular, embed, channels, dtype)
+    return plan.lines * plan.stride * dtype.itemsize
 
 
 def attend(
@@ -69,28 +110,32 @@ def attend(
     prior: Correlation | Tensor | None,
     keep_correlation: bool,
     reuse_prior: bool,
+    skip: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Correlation | None]:
     """The operator of `dispatch.neighborhood_attention` on arguments it has checked."""
     if AFFINITIES[affinity].distance:
         theta, psi = _distance_as_dot(theta, psi, bandwidth)
     # B C H W -> B H W C, free for channels-last tensors
-    theta = theta.permute(0, 2, 3, 1).contiguous()
-    psi = psi.permute(0, 2, 3, 1).contiguous()
-    g = g.permute(0, 2, 3, 1).contiguous()
+    theta, psi, g = (t.permute(0, 2, 3, 1) for t in (theta, psi, g))
     _, height, width, embed = theta.shape
     shape = (height, width, window, circular, embed, g.shape[-1])
     packed, ours = _packed_prior(prior, shape, theta.dtype)
     grads = torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (theta, psi, g, packed)
+        t is not None and t.requires_grad for t in (theta, psi, g, packed, *(skip or ()))
     )
+    if grads:
+        # Backward takes nothing else: better copied once, here. The sum below has its gradients.
+        theta, psi, g = theta.contiguous(), psi.contiguous(), g.contiguous()
+    added = (skip[0].permute(0, 2, 3, 1), skip[1]) if skip and not grads else ()
     if packed is not None and keep_correlation and not grads and (reuse_prior or not ours):
-        out = torch.ops.nlrn.attend_update(theta, psi, g, packed, window, circular)
+        out = torch.ops.nlrn.attend_update(theta, psi, g, packed, window, circular, *added)
     else:
         out, packed, _ = torch.ops.nlrn.attend(
-            theta, psi, g, packed, window, circular, keep_correlation or grads
+            theta, psi, g, packed, window, circular, keep_correlation or grads, *added
         )
     correlation = PackedScores(packed, shape) if keep_correlation else None
-    return out.permute(0, 3, 1, 2), correlation
+    out = out.permute(0, 3, 1, 2)
+    return add_skip(out, skip if grads else None), correlation
 
 
 def _packed_prior(

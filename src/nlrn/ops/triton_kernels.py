@@ -142,6 +142,8 @@ def forward_kernel(
     scores,
     out,
     lse,
+    skipped,
+    factor,
     H,
     W,
     KEY_H,
@@ -150,6 +152,9 @@ def forward_kernel(
     stride,
     D: tl.constexpr,
     C: tl.constexpr,
+    THETA_STEP: tl.constexpr,
+    PSI_STEP: tl.constexpr,
+    G_STEP: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_C: tl.constexpr,
     LINEAR: tl.constexpr,
@@ -163,6 +168,7 @@ def forward_kernel(
     PAD: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_PRIOR: tl.constexpr,
+    HAS_SKIP: tl.constexpr,
     STORE_SCORES: tl.constexpr,
     ROUND: tl.constexpr,
     TMA_SCORES: tl.constexpr,
@@ -174,7 +180,9 @@ def forward_kernel(
 
     With TMA_SCORES, `prior` and `scores` are descriptors of [B * tiles * TILE, stride]; with
     TMA_KEYS, `psi` and `g` are descriptors: of [B * KEY_H * KEY_W, channels] when LINEAR, of
-    [B * KEY_H, KEY_W, channels] when BOXED.
+    [B * KEY_H, KEY_W, channels] when BOXED. The _STEPs are the elements from a pixel to the next,
+    so that theta, psi and g may be slices of one tensor. With HAS_SKIP, `skipped` [B, H, W, C]
+    times `factor` [C] is added to the result.
     """
     tile = tl.program_id(0)
     batch = tl.program_id(1)
@@ -191,9 +199,10 @@ def forward_kernel(
     slots_inside = rows * REGION_W
     first_line = (batch * tl.num_programs(0) + tile) * TILE
     line = first_line.to(tl.int64) * stride + index[:, None] * stride
+    first_key = wide_batch * KEY_H * KEY_W
 
     query = tl.load(
-        theta + wide_batch * H * W * D + pixel[:, None] * D + depth[None, :],
+        theta + wide_batch * H * W * THETA_STEP + pixel[:, None] * THETA_STEP + depth[None, :],
         mask=_channel_mask(inside, depth, D, BLOCK_D),
         other=0.0,
     )
@@ -213,7 +222,7 @@ def forward_kernel(
             key_block = psi.load([box_row, box_column, 0]).reshape(BLOCK, BLOCK_D)
         else:
             key_block = tl.load(
-                psi + wide_batch * KEY_H * KEY_W * D + key[:, None] * D + depth[None, :],
+                psi + first_key * PSI_STEP + key[:, None] * PSI_STEP + depth[None, :],
                 mask=_channel_mask(exists, depth, D, BLOCK_D),
                 other=0.0,
             )
@@ -250,7 +259,7 @@ def forward_kernel(
             value_block = g.load([box_row, box_column, 0]).reshape(BLOCK, BLOCK_C)
         else:
             value_block = tl.load(
-                g + wide_batch * KEY_H * KEY_W * C + key[:, None] * C + channel[None, :],
+                g + first_key * G_STEP + key[:, None] * G_STEP + channel[None, :],
                 mask=_channel_mask(exists, channel, C, BLOCK_C),
                 other=0.0,
             )
@@ -260,11 +269,12 @@ def forward_kernel(
     # A query outside the image may have seen nothing: keep 0 / 0 out.
     total = tl.where(inside, total, 1.0)
     mean = mean / total[:, None]
-    tl.store(
-        out + wide_batch * H * W * C + pixel[:, None] * C + channel[None, :],
-        mean.to(out.dtype.element_ty),
-        mask=_channel_mask(inside, channel, C, BLOCK_C),
-    )
+    place = wide_batch * H * W * C + pixel[:, None] * C + channel[None, :]
+    mask = _channel_mask(inside, channel, C, BLOCK_C)
+    if HAS_SKIP:
+        by = tl.load(factor + channel, mask=channel < C, other=0.0).to(tl.float32)
+        mean += tl.load(skipped + place, mask=mask, other=0.0).to(tl.float32) * by[None, :]
+    tl.store(out + place, mean.to(out.dtype.element_ty), mask=mask)
     tl.store(lse + first_line + index, tl.where(inside, highest + tl.log2(total), ABSENT))
 
 

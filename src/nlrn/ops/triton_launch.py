@@ -42,6 +42,28 @@ def new_packed(plan: Plan, like: Tensor) -> Tensor:
     return like.new_empty(like.shape[0], plan.lines, plan.stride)
 
 
+def evenly_spaced(image: Tensor) -> Tensor:
+    """[B, H, W, C] as it is where the forward kernel can read it, else a copy without gaps.
+
+    It can if all pixels are equally far apart, as in a slice of the channels of a larger tensor.
+    """
+    if image.is_contiguous():
+        return image
+    _, height, width, _ = image.shape
+    step, bytes_each = image.stride(2), image.element_size()
+    even = image.stride() == (height * width * step, width * step, step, 1)
+    # What the copy engine asks for, and offsets that 32 bits hold.
+    aligned = image.data_ptr() % 16 == 0 and step * bytes_each % 16 == 0
+    if even and aligned and height * width * step < 2**31:
+        return image
+    return image.contiguous()
+
+
+def _step(image: Tensor) -> int:
+    """Elements from one pixel to the next; the stride of an axis of length 1 says nothing."""
+    return image.shape[-1] if image.is_contiguous() else image.stride(2)
+
+
 def wrap(keys: Tensor, pad: int) -> Tensor:
     """Keys [B, H, W, C] continued around the border by `pad` pixels."""
     if not pad:
@@ -82,10 +104,13 @@ def launch_forward(
     prior: Tensor | None,
     scores: Tensor | None,
     exact: bool = True,
+    skip: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Runs the forward kernel on keys already wrapped; `scores` (may be `prior`) is written.
 
-    With `exact` the weights are those of the scores as stored, which backward needs.
+    The operands must be `evenly_spaced`. With `exact` the weights are those of the scores as
+    stored, which backward needs. `skip` is features [B, H, W, C] and factors [C], without gaps,
+    whose product is added to the attended values.
 
     Returns:
         The attended values [B, H, W, C] and the log-sum-exp of each line [B, lines].
@@ -94,6 +119,7 @@ def launch_forward(
 
     batch, height, width, embed = theta.shape
     channels = values.shape[-1]
+    skipped, factor = skip or (theta, theta)
     tuning = plan.tuning
     block, warps, stages = tuning.forward
     block_d, block_c = padded(embed), padded(channels)
@@ -125,6 +151,8 @@ def launch_forward(
         theta if scores is None else as_lines(scores),
         out,
         lse,
+        skipped,
+        factor,
         height,
         width,
         plan.key_height,
@@ -133,11 +161,15 @@ def launch_forward(
         plan.stride,
         D=embed,
         C=channels,
+        THETA_STEP=_step(theta),
+        PSI_STEP=_step(keys),
+        G_STEP=_step(values),
         BLOCK_D=block_d,
         BLOCK_C=block_c,
         **plan.window(),
         BLOCK=block,
         HAS_PRIOR=prior is not None,
+        HAS_SKIP=skip is not None,
         STORE_SCORES=scores is not None,
         ROUND=exact,
         TMA_SCORES=tma_scores,

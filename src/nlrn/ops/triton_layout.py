@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 SLOT_ALIGN = 128  # lines of slots are padded to it, so no block of slots crosses into the next one
@@ -119,33 +121,32 @@ def make_plan(
         height, width, key_height, key_width, pad, radius, full, linear, boxed,
         tiles_x, tiles, region_width, 0, tuning,
     )  # fmt: skip
-    slots = max(_region_rows(plan)) * region_width
+    slots = int(_region_rows(plan).max()) * region_width
     return plan._replace(stride=-(-slots // SLOT_ALIGN) * SLOT_ALIGN)
 
 
-def _region_rows(plan: Plan) -> list[int]:
+def _region_rows(plan: Plan) -> npt.NDArray[np.int64]:
     """Key rows in the region of the tiles: of each linear one, or of each row of the others."""
     if plan.full:
-        return [plan.key_height] * plan.tiles
+        return np.full(plan.tiles, plan.key_height)
     tile = plan.tuning.tile
     if plan.linear:
-        last_pixel = plan.height * plan.width - 1
-        spans = [
-            (n * tile // plan.width, min(n * tile + tile - 1, last_pixel) // plan.width)
-            for n in range(plan.tiles)
-        ]
+        pixel = np.arange(plan.tiles) * tile
+        first = pixel // plan.width
+        last = np.minimum(pixel + tile, plan.height * plan.width) - 1
+        last //= plan.width
     else:
         tile_height = tile // plan.tuning.tile_width
-        starts = range(0, plan.height, tile_height)
-        spans = [(y, min(y + tile_height, plan.height) - 1) for y in starts]
+        first = np.arange(0, plan.height, tile_height)
+        last = np.minimum(first + tile_height, plan.height) - 1
     low, high = plan.pad - plan.radius, plan.pad + plan.radius + 1
-    return [min(last + high, plan.key_height) - max(first + low, 0) for first, last in spans]
+    return np.minimum(last + high, plan.key_height) - np.maximum(first + low, 0)
 
 
 def pairs_visited(plan: Plan) -> int:
     """Pairs of a query and a slot that the forward kernel goes through."""
     per_row = 1 if plan.linear else plan.tiles_x
-    return sum(_region_rows(plan)) * plan.region_width * plan.tuning.tile * per_row
+    return int(_region_rows(plan).sum()) * plan.region_width * plan.tuning.tile * per_row
 
 
 @functools.lru_cache(maxsize=256)

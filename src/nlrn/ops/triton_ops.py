@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nlrn.ops.triton_launch import (
+    evenly_spaced,
     launch_backward_keys,
     launch_backward_queries,
     launch_delta,
@@ -27,11 +28,15 @@ def _plan_of(theta: Tensor, g: Tensor, window: int, circular: bool) -> Plan:
     return plan_for(*shape, theta.dtype)
 
 
+def _skip(x: Tensor | None, factor: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    return None if x is None or factor is None else (x.contiguous(), factor.contiguous())
+
+
 @torch.library.custom_op(
     "nlrn::attend",
     mutates_args=(),
     schema="(Tensor theta, Tensor psi, Tensor g, Tensor? prior, int window, bool circular, "
-    "bool store) -> (Tensor, Tensor, Tensor)",
+    "bool store, Tensor? x=None, Tensor? factor=None) -> (Tensor, Tensor, Tensor)",
 )
 def _attend(
     theta: Tensor,
@@ -41,12 +46,19 @@ def _attend(
     window: int,
     circular: bool,
     store: bool,
+    x: Tensor | None = None,
+    factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """theta, psi, g [B, H, W, channels], packed prior -> (out, packed scores, log-sum-exp)."""
+    """theta, psi, g [B, H, W, channels], packed prior -> (out, packed scores, log-sum-exp).
+
+    x [B, H, W, channels] times factor [channels] is added to out, without gradients.
+    """
     plan = _plan_of(theta, g, window, circular)
     scores = new_packed(plan, theta) if store else None
-    keys, values = wrap(psi.contiguous(), plan.pad), wrap(g.contiguous(), plan.pad)
-    out, lse = launch_forward(plan, theta.contiguous(), keys, values, prior, scores)
+    keys, values = wrap(evenly_spaced(psi), plan.pad), wrap(evenly_spaced(g), plan.pad)
+    out, lse = launch_forward(
+        plan, evenly_spaced(theta), keys, values, prior, scores, skip=_skip(x, factor)
+    )
     return out, theta.new_empty(0) if scores is None else scores, lse
 
 
@@ -59,6 +71,8 @@ def _(
     window: int,
     circular: bool,
     store: bool,
+    x: Tensor | None = None,
+    factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     plan = _plan_of(theta, g, window, circular)
     scores = new_packed(plan, theta) if store else theta.new_empty(0)
@@ -118,7 +132,7 @@ def _(
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    theta, psi, g, _, ctx.window, ctx.circular, ctx.store = inputs
+    theta, psi, g, _, ctx.window, ctx.circular, ctx.store, _, _ = inputs
     ctx.set_materialize_grads(False)  # the last state's scores have no gradient, not a zero one
     ctx.save_for_backward(theta, psi, g, *output)
 
@@ -135,7 +149,7 @@ def _differentiate(
         theta, psi, g, out, scores, lse, d_out, d_next, ctx.window, ctx.circular
     )
     d_prior = d_scores if ctx.needs_input_grad[3] else None
-    return d_theta, d_psi, d_g, d_prior, None, None, None
+    return d_theta, d_psi, d_g, d_prior, None, None, None, None, None
 
 
 _attend.register_autograd(_differentiate, setup_context=_save_for_backward)
@@ -144,20 +158,37 @@ _attend.register_autograd(_differentiate, setup_context=_save_for_backward)
 @torch.library.custom_op(
     "nlrn::attend_update",
     mutates_args=("scores",),
-    schema="(Tensor theta, Tensor psi, Tensor g, Tensor(a!) scores, int window, bool circular) "
-    "-> Tensor",
+    schema="(Tensor theta, Tensor psi, Tensor g, Tensor(a!) scores, int window, bool circular, "
+    "Tensor? x=None, Tensor? factor=None) -> Tensor",
 )
 def _attend_update(
-    theta: Tensor, psi: Tensor, g: Tensor, scores: Tensor, window: int, circular: bool
+    theta: Tensor,
+    psi: Tensor,
+    g: Tensor,
+    scores: Tensor,
+    window: int,
+    circular: bool,
+    x: Tensor | None = None,
+    factor: Tensor | None = None,
 ) -> Tensor:
     """Inference: adds this state's scores to the packed ones in place, returns out."""
     plan = _plan_of(theta, g, window, circular)
-    keys, values = wrap(psi.contiguous(), plan.pad), wrap(g.contiguous(), plan.pad)
-    return launch_forward(plan, theta.contiguous(), keys, values, scores, scores, exact=False)[0]
+    keys, values = wrap(evenly_spaced(psi), plan.pad), wrap(evenly_spaced(g), plan.pad)
+    theta, skip = evenly_spaced(theta), _skip(x, factor)
+    return launch_forward(plan, theta, keys, values, scores, scores, exact=False, skip=skip)[0]
 
 
 @_attend_update.register_fake
-def _(theta: Tensor, psi: Tensor, g: Tensor, scores: Tensor, window: int, circular: bool) -> Tensor:
+def _(
+    theta: Tensor,
+    psi: Tensor,
+    g: Tensor,
+    scores: Tensor,
+    window: int,
+    circular: bool,
+    x: Tensor | None = None,
+    factor: Tensor | None = None,
+) -> Tensor:
     return torch.empty_like(g, memory_format=torch.contiguous_format)
 
 

@@ -40,6 +40,8 @@ class Patches:
         self._images = torch.from_numpy(np.column_stack([starts, sizes])).to(device)
         self._generator = torch.Generator(device)
         self._fitting: dict[int, Tensor] = {}
+        # Of its own, so that a batch is made while the step before still computes.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def batch(
         self, step: int, size: int, patch: int, share: slice = slice(None)
@@ -52,6 +54,17 @@ class Patches:
             patch: side of a patch.
             share: which patches of the batch are wanted; the noisy ones are not clipped.
         """
+        if self._stream is None:
+            return self._make(step, size, patch, share)
+        with torch.cuda.stream(self._stream):
+            made = self._make(step, size, patch, share)
+        user = torch.cuda.current_stream(self._device)
+        user.wait_stream(self._stream)
+        for tensor in made:
+            tensor.record_stream(user)  # its memory is free again only when the user is done
+        return made
+
+    def _make(self, step: int, size: int, patch: int, share: slice) -> tuple[Tensor, Tensor]:
         self._generator.manual_seed(_seed_of(self.seed, step))
         draws = torch.rand(6, size, generator=self._generator, device=self._device)[:, share]
         shape = (size, 1, patch, patch)

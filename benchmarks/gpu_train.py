@@ -1,0 +1,201 @@
+"""Training for gpu.py: the loop's own step with several operators, and how they converge."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Any
+
+import gpu_flex
+import gpu_infer
+import numpy as np
+import torch
+from gpu_measure import Report, Setup, Training, milliseconds, peak_gib, profile_of
+from torch import Tensor
+
+from nlrn import data
+from nlrn.model import NonLocal2d, random_network
+from nlrn.ops import neighborhood_attention
+from nlrn.training import learner
+from nlrn.training.batches import Patches
+from nlrn.training.config import Config, Machine, Stage
+from nlrn.training.step import WARM_STEPS, Step
+
+WHO = {
+    "fused": "ours",
+    "dense": "compiled PyTorch, dense",
+    "torch": "torch backend",
+    "inlined": "variant: operator in the graph",
+}
+RATE, AVERAGE = 1e-6, 0.01  # of the timed steps
+
+
+class OneProcess:
+    """As much of Lightning's Fabric as a step needs."""
+
+    world_size = 1
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def autocast(self) -> Any:
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+
+def make_step(
+    setup: Setup,
+    shape: Training,
+    operator: str,
+    *,
+    images: list[data.Gray] | None = None,
+    recorded: bool = True,
+    fresh: bool = False,
+) -> tuple[Step, Patches]:
+    """The step of the training loop.
+
+    Args:
+        setup: where and with which network.
+        shape: of the batch.
+        operator: "fused"; "inlined", the same within the graph of the compiled cell; "dense"; or
+            "torch", launched kernel by kernel.
+        images: to take patches from; noise when None.
+        recorded: whether the step becomes a CUDA graph.
+        fresh: a new network whose batch norms learn, instead of a random one with frozen ones.
+    """
+    torch.backends.cudnn.benchmark = True  # as the loop has it
+    fast = operator != "torch"
+    stage = Stage(
+        steps=1, batch=shape.batch, patch=shape.patch, border=shape.border, freeze_norm=not fresh
+    )
+    attention = "dense" if operator == "dense" else "auto"
+    machine = Machine(attention=attention, compile=fast, cuda_graph=fast and recorded)
+    config = Config("benchmark", (stage,), model=setup.model, machine=machine)
+    learning = learner.make(config, setup.device)
+    if not fresh:  # the zeros of a new network would be faster than anything real
+        learning.model.load_state_dict(random_network(setup.model).state_dict())
+    learner.enter_stage(learning, stage, config, is_new=False)
+    if operator in ("torch", "inlined"):
+        backend = "torch" if operator == "torch" else "auto"
+        attend = functools.partial(neighborhood_attention, backend=backend)
+        for module in learning.model.modules():
+            if isinstance(module, NonLocal2d):
+                module.operator = attend
+    if images is None:
+        rng = np.random.default_rng(0)
+        images = [rng.integers(0, 256, (100, 120), dtype=np.uint8) for _ in range(20)]
+    patches = Patches(images, setup.device, sigma=config.data.sigma, seed=0)
+    return Step(learning, config, OneProcess(setup.device)), patches
+
+
+def warm_step(step: Step, patches: Patches, shape: Training) -> list[tuple[Tensor, Tensor]]:
+    """Compiles and records the step; returns batches to go on with."""
+    batches = [patches.batch(k, shape.batch, shape.patch) for k in range(4)]
+    for k in range(WARM_STEPS + 2):
+        step(*batches[k % 4], RATE, AVERAGE)
+    step.wait()
+    return batches
+
+
+def train(setup: Setup, report: Report, _: str | None) -> None:
+    """The bars' step first, then the other shape, then what they are compared with."""
+    for operator in ("fused", "dense", "torch"):
+        for number, shape in enumerate(setup.training):
+            arguments = (setup, report, shape, operator, "main" if number == 0 else "other")
+            report.attempt(f"{operator} {shape}", time_step, *arguments, needs=15.0)
+    for shape in setup.training:
+        report.attempt(f"FlexAttention {shape}", flex, setup, report, shape, needs=20.0)
+    arguments = (setup, report, setup.training[0], "inlined", "variant")
+    report.attempt("operator in the graph", time_step, *arguments, needs=25.0)
+
+
+def time_step(setup: Setup, report: Report, shape: Training, operator: str, role: str) -> None:
+    """Median of a step on a batch that lies there, and of many with their patches made as well."""
+    begin = time.perf_counter()
+    if setup.on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    step, patches = make_step(setup, shape, operator)
+    batches = warm_step(step, patches, shape)
+    ready = time.perf_counter() - begin
+    most, many = (3, 2) if operator == "torch" else (60, 20)
+    one = functools.partial(step, *batches[0], RATE, AVERAGE)
+    ms = milliseconds(one, setup, seconds=1.0, most=most)
+
+    def as_in_the_loop() -> None:
+        for k in range(many):
+            step(*patches.batch(k, shape.batch, shape.patch), RATE, AVERAGE)
+
+    loop = milliseconds(as_in_the_loop, setup, seconds=1.0, most=5) / many
+    peak = torch.cuda.max_memory_allocated() / 2**30 if setup.on_gpu else 0.0
+    flop = 3 * setup.flop(shape.batch * shape.patch**2)
+    report.row(section="train", what=str(shape), who=WHO[operator], ms=ms, tflops=flop / ms * 1e-9,
+               peak_gib=peak, with_patches_ms=loop, recorded=step._graph is not None,
+               compiled=step._compiled, ready_s=ready, loss=step.take()[0], role=role)  # fmt: skip
+
+
+def flex(setup: Setup, report: Report, shape: Training) -> None:
+    states = gpu_flex.training(setup, shape)
+    peak, ms = peak_gib(states, setup), milliseconds(states, setup)
+    flop = 3 * setup.attention_flop(shape.batch * shape.patch**2)
+    note = "attention of all states alone, forward and backward, without propagation"
+    report.row(section="train", what=str(shape), who="FlexAttention", ms=ms,
+               tflops=flop / ms * 1e-9, peak_gib=peak, note=note)  # fmt: skip
+
+
+def converge(setup: Setup, report: Report, root: str | None) -> None:
+    """The first steps on real patches with both operators, from the same seed."""
+    if setup.on_gpu:
+        images = data.read_all(data.image_files("bsds500/train", data.find_root(root)))
+    else:
+        rng = np.random.default_rng(0)
+        images = [rng.integers(0, 256, (40, 50), dtype=np.uint8) for _ in range(4)]
+    curves: dict[str, list[float]] = {}
+
+    def run(operator: str) -> None:
+        curves[operator] = losses(setup, operator, images)
+        report.put("curves", curves)
+
+    for operator in ("fused", "dense"):
+        report.attempt(f"convergence {operator}", run, operator, needs=15.0)
+    if len(curves) == 2:
+        report.row(section="convergence", what=f"{setup.steps} steps", who="fused and dense",
+                   **compare(curves["fused"], curves["dense"]))  # fmt: skip
+
+
+def losses(setup: Setup, operator: str, images: list[data.Gray]) -> list[float]:
+    shape = setup.training[0]
+    step, patches = make_step(setup, shape, operator, images=images, fresh=True)
+    found = []
+    for k in range(setup.steps):
+        # Low enough that neither curve jumps: at 5e-4 a new network does so now and then, and two
+        # curves that lie on each other to 1 % part where one of them jumps.
+        rate = 1e-4 * min(1.0, (k + 1) / 100)
+        step(*patches.batch(k, shape.batch, shape.patch), rate, AVERAGE)
+        found.append(step.take()[0])
+    return found
+
+
+def compare(ours: list[float], theirs: list[float], over: int = 50) -> dict[str, float]:
+    """How far the running means of two loss curves lie apart, relative to the second."""
+    means = [np.convolve(curve, np.ones(over) / over, mode="valid") for curve in (ours, theirs)]
+    apart = np.abs(means[0] - means[1]) / means[1]
+    return {
+        "largest_difference": float(apart.max()),
+        "mean_difference": float(apart.mean()),
+        "first_loss": ours[0],
+        "ours_at_the_end": float(means[0][-1]),
+        "theirs_at_the_end": float(means[1][-1]),
+    }
+
+
+def profile(setup: Setup, report: Report, _: str | None) -> None:
+    """Kernels by time, of one image of the main size and of one training step."""
+
+    def step_profile() -> None:
+        shape = setup.training[0]
+        step, patches = make_step(setup, shape, "fused")
+        batches = warm_step(step, patches, shape)
+        one = functools.partial(step, *batches[0], RATE, AVERAGE)
+        profile_of(setup, report, "training step", one)
+
+    report.attempt("profile inference", gpu_infer.profile, setup, report)
+    report.attempt("profile training", step_profile, needs=15.0)
