@@ -83,7 +83,7 @@ def make_step(
     if images is None:
         rng = np.random.default_rng(0)
         images = [rng.integers(0, 256, (100, 120), dtype=np.uint8) for _ in range(20)]
-    patches = Patches(images, setup.device, sigma=config.data.sigma, seed=0)
+    patches = Patches(images, setup.device, config.data, seed=0)
     return Step(learning, config, OneProcess(setup.device)), patches
 
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from nlrn import degrade
 from nlrn.degrade import add_noise, imresize, luminance, mod_crop, rgb2gray, standard_noise
 from nlrn.metrics import psnr, ssim
 
@@ -381,3 +382,13 @@ def test_bicubic_on_set5_gives_the_published_figures(scale, decibels, similarity
     scores = np.mean([bicubic_scores(path, scale) for path in paths], axis=0)
     assert scores[0] == pytest.approx(decibels, abs=0.02)
     assert scores[1] == pytest.approx(similarity, abs=0.001)
+
+
+@pytest.mark.parametrize("scale", [2, 3, 4])
+def test_shrinking_and_enlarging_as_a_matrix(scale: int) -> None:
+    image = np.random.default_rng(scale).random((5 * scale, 7 * scale))
+    rows, columns = (degrade.enlarged_matrix(side, scale) for side in image.shape)
+    expected = degrade.imresize(degrade.imresize(image, 1 / scale), scale)
+    np.testing.assert_allclose(rows @ image @ columns.T, expected, atol=1e-12)
+    with pytest.raises(ValueError, match="multiple of the scale"):
+        degrade.enlarged_matrix(5 * scale + 1, scale)

@@ -14,7 +14,8 @@ from torch._dynamo.testing import CompileCounter
 from training_runs import make_root, write_config
 
 from nlrn import training
-from nlrn.model import NLRNConfig, random_network
+from nlrn.degrade import imresize, mod_crop
+from nlrn.model import NLRN, NLRNConfig, random_network
 from nlrn.ops import neighborhood_attention
 from nlrn.training import learner
 from nlrn.training.batches import Patches
@@ -61,13 +62,13 @@ def ramps() -> list[np.ndarray]:
 
 
 def test_patches_depend_on_seed_step_and_number_alone() -> None:
-    patches = Patches(ramps(), CPU, sigma=25, seed=3)
+    patches = Patches(ramps(), CPU, Data(sigma=25), seed=3)
     whole = patches.batch(7, 8, 6)
     patches.batch(8, 8, 6)  # what was asked for in between does not matter
     shares = [patches.batch(7, 8, 6, slice(0, 4)), patches.batch(7, 8, 6, slice(4, 8))]
     for part in (0, 1):
         assert torch.equal(torch.cat([share[part] for share in shares]), whole[part])
-    assert not torch.equal(Patches(ramps(), CPU, sigma=25, seed=4).batch(7, 8, 6)[1], whole[1])
+    assert not torch.equal(Patches(ramps(), CPU, Data(), seed=4).batch(7, 8, 6)[1], whole[1])
     assert not torch.equal(patches.batch(8, 8, 6)[1], whole[1])
 
 
@@ -81,7 +82,7 @@ def test_patches_are_pieces_of_the_images_in_all_eight_positions() -> None:
                 for position in range(8):
                     turned = np.rot90(piece.T if position % 2 else piece, position // 2)
                     pieces[turned.tobytes()] = (image.shape, y, x, position)
-    patches = Patches(ramps(), CPU, sigma=25, seed=0)
+    patches = Patches(ramps(), CPU, Data(), seed=0)
     _, clean = patches.batch(0, 3000, side)
     seen = {pieces[p.tobytes()] for p in (clean[:, 0] * 255).round().byte().numpy()}
     assert len(seen) > 0.95 * len(pieces)  # of all places and positions
@@ -89,7 +90,7 @@ def test_patches_are_pieces_of_the_images_in_all_eight_positions() -> None:
 
 def test_noise_has_its_sigma_and_is_not_clipped() -> None:
     flat = [np.full((40, 50), 250, dtype=np.uint8)]
-    noisy, clean = Patches(flat, CPU, sigma=30, seed=0).batch(1, 16, 32)
+    noisy, clean = Patches(flat, CPU, Data(sigma=30), seed=0).batch(1, 16, 32)
     noise = (noisy - clean) * 255
     assert abs(float(noise.std()) - 30) < 0.7 and abs(float(noise.mean())) < 0.7
     assert noisy.max() > 1.2
@@ -97,12 +98,50 @@ def test_noise_has_its_sigma_and_is_not_clipped() -> None:
 
 def test_images_without_room_for_a_patch_are_left_out() -> None:
     patches = Patches(
-        [np.zeros((8, 90), np.uint8), np.full((20, 21), 9, np.uint8)], CPU, sigma=1, seed=0
+        [np.zeros((8, 90), np.uint8), np.full((20, 21), 9, np.uint8)], CPU, Data(sigma=1), seed=0
     )
     _, clean = patches.batch(0, 50, 10)
     assert (clean * 255).round().unique().tolist() == [9]
     with pytest.raises(TrainingError, match=r"no image has room for patches of 32 \(at most 20\)"):
         patches.batch(0, 1, 32)
+
+
+def test_patches_of_low_resolution_are_those_of_the_whole_image() -> None:
+    """Shrunk and enlarged as a whole by MATLAB's resize, then cut at the same place."""
+    image = np.random.default_rng(0).integers(0, 256, (23, 31), dtype=np.uint8)
+    wanted = {}
+    for factor in (2, 3):
+        clean = mod_crop(image, factor)
+        low = imresize(imresize(clean / 255, 1 / factor), factor)
+        for y in range(clean.shape[0] - 9):
+            for x in range(clean.shape[1] - 9):
+                piece = clean[y : y + 10, x : x + 10]
+                wanted.setdefault(piece.tobytes(), []).append(low[y : y + 10, x : x + 10])
+    patches = Patches([image], CPU, Data(task="sr", factors=(2, 3)), seed=0)
+    low, clean = patches.batch(0, 400, 10)
+    upright = 0
+    for one, truth in zip(low[:, 0].numpy(), (clean[:, 0] * 255).byte().numpy(), strict=True):
+        known = wanted.get(truth.tobytes(), [])  # the others have been turned or flipped
+        upright += bool(known)
+        assert not known or min(np.abs(one - k).max() for k in known) < 1e-3
+    assert upright > 20
+
+
+def test_super_resolution_trains_and_says_what_it_is(tmp_path: Path) -> None:
+    root = make_root(tmp_path / "data")
+    config = write_config(tmp_path / "c.toml", "steps = 2\nlr = 1e-3\nbatch = 2\npatch = 12")
+    text = config.read_text().replace("[data]\nsigma = 25", "[data]\ntask = 'sr'\nsigma = 8")
+    config.write_text(text)
+    out = training.run(config, data_root=root, out=tmp_path / "out")
+    notes = NLRN.from_pretrained(out / "weights.safetensors").notes
+    assert notes["task"] == "sr" and notes["factors"] == "2,3,4" and "sigma" not in notes
+    assert float(notes["validation_psnr"]) > 15
+    config.write_text(text.replace("'sr'", "'sharpen'"))
+    with pytest.raises(TrainingError, match="task must be one of denoise, sr, got 'sharpen'"):
+        training.run(config, data_root=root, out=tmp_path / "other")
+    config.write_text(text.replace("sigma = 8", "factors = [2.5]"))
+    with pytest.raises(TrainingError, match=r"factors must be whole numbers of 2\.\.8, got \[2\.5"):
+        training.run(config, data_root=root, out=tmp_path / "other")
 
 
 # --- schedule -----------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from nlrn.degrade import rgb2gray
+from nlrn.degrade import luminance, rgb2gray
 
 Pixels = npt.NDArray[np.uint8]  # [H, W] or [H, W, 3]
 Gray = npt.NDArray[np.uint8]  # [H, W]
@@ -224,9 +224,15 @@ def read_gray(path: str | Path) -> Gray:
     return image if image.ndim == 2 else rgb2gray(image)
 
 
-def read_all(files: Iterable[Path]) -> list[Gray]:
-    """All images as gray, decoded by several threads."""
-    return _in_threads(read_gray, list(files))
+def read_luminance(path: str | Path) -> Gray:
+    """The luminance [H, W], 16..235, of a colour image by MATLAB's rgb2ycbcr; gray as it is."""
+    image = read_image(path)
+    return image if image.ndim == 2 else luminance(image)
+
+
+def read_all(files: Iterable[Path], read: Callable[[Path], Gray] = read_gray) -> list[Gray]:
+    """All images, decoded by several threads; as gray, or by `read_luminance`."""
+    return _in_threads(read, list(files))
 
 
 def rescaled(images: Sequence[Gray], scales: Sequence[float]) -> list[Gray]:

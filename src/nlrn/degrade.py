@@ -63,6 +63,18 @@ def imresize(
     return np.ascontiguousarray(out, dtype=image.dtype)
 
 
+def enlarged_matrix(length: int, scale: int) -> npt.NDArray[np.float64]:
+    """[length, length]: shrinks a line of that length by the scale and enlarges it again.
+
+    With M for the rows and N for the columns, M @ image @ N.T is what `imresize` gives for a float
+    image that is shrunk and enlarged; for devices on which matrix products are cheap.
+    """
+    if scale < 1 or length % scale:
+        raise ValueError(f"length must be a multiple of the scale {scale}, got {length}")
+    shrink = imresize(np.eye(length)[:, :, None], size=(length // scale, length))[..., 0]
+    return imresize(shrink[:, :, None], size=(length, length))[..., 0]
+
+
 def mod_crop(image: np.ndarray, scale: int) -> np.ndarray:
     """The image [H, W] or [H, W, C] cut at the right and bottom to multiples of scale: a view."""
     _check_image(image)

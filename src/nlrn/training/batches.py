@@ -1,7 +1,8 @@
-"""Patches and noise, made on the device for a whole batch."""
+"""Patches of degraded and clean images, made on the device for a whole batch."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor
 
 from nlrn.data import Gray
-from nlrn.training.config import TrainingError
+from nlrn.degrade import enlarged_matrix, mod_crop
+from nlrn.training.config import Data, TrainingError
 
 
 class Patches:
-    """Random patches of images that lie on the device, with noise.
+    """Random patches of images that lie on the device, with noise or of low resolution.
 
     What sample number n of step k is depends on the seed, k and n alone: a run that is resumed
     goes on with the same patches, and two processes with half a batch each see what one with the
@@ -23,14 +25,21 @@ class Patches:
     Args:
         images: the training images, every scale an image of its own.
         device: where the images lie and the batches are made.
-        sigma: standard deviation of the noise on the 0..255 scale.
+        data: what is done to them.
         seed: of the run.
     """
 
     def __init__(
-        self, images: Sequence[Gray], device: torch.device, *, sigma: float, seed: int
+        self, images: Sequence[Gray], device: torch.device, data: Data, *, seed: int
     ) -> None:
-        self.sigma, self.seed = sigma, seed
+        self.sigma, self.seed = data.sigma, seed
+        self._degraded: Tensor | None = None
+        if data.task == "sr":
+            pairs = [low_resolution(i, int(f), device) for f in data.factors for i in images
+                     if min(i.shape) >= f]  # fmt: skip
+            images = [clean for clean, _ in pairs]
+            # Half precision is a twentieth of a gray level off, and one GB less for 291 images.
+            self._degraded = torch.cat([low.half().flatten() for _, low in pairs])
         sizes = np.array([image.shape for image in images], dtype=np.int64)  # N 2
         starts = np.concatenate([[0], sizes.prod(1).cumsum()[:-1]])
         self._sizes, self._device = sizes, device
@@ -46,13 +55,13 @@ class Patches:
     def batch(
         self, step: int, size: int, patch: int, share: slice = slice(None)
     ) -> tuple[Tensor, Tensor]:
-        """Noisy and clean patches [b, 1, patch, patch] in [0, 1] of a step.
+        """Degraded and clean patches [b, 1, patch, patch] in [0, 1] of a step.
 
         Args:
             step: number of the step in the run.
             size: patches in the whole batch.
             patch: side of a patch.
-            share: which patches of the batch are wanted; the noisy ones are not clipped.
+            share: which patches of the batch are wanted; the degraded ones are not clipped.
         """
         if self._stream is None:
             return self._make(step, size, patch, share)
@@ -67,13 +76,19 @@ class Patches:
     def _make(self, step: int, size: int, patch: int, share: slice) -> tuple[Tensor, Tensor]:
         self._generator.manual_seed(_seed_of(self.seed, step))
         draws = torch.rand(6, size, generator=self._generator, device=self._device)[:, share]
+        place = self._place(draws, patch)
+        clean = (self._pixels[place].float() / 255).unsqueeze(1)
+        if self._degraded is not None:
+            return self._degraded[place].float().unsqueeze(1), clean
         shape = (size, 1, patch, patch)
         noise = torch.randn(shape, generator=self._generator, device=self._device)[share]
-        clean = self._cut(draws, patch)
         return clean + noise * (self.sigma / 255), clean
 
-    def _cut(self, draws: Tensor, patch: int) -> Tensor:
-        """Patches [b, 1, patch, patch] that the numbers in [0, 1) choose, one column each."""
+    def _place(self, draws: Tensor, patch: int) -> Tensor:
+        """Where in `_pixels` the patches lie that the numbers in [0, 1) choose [b, patch, patch].
+
+        One column of the numbers makes one patch.
+        """
         fitting = self._large_enough(patch)
         start, height, width = fitting[_pick(draws[0], len(fitting))].unbind(1)  # b each
         top, left = _pick(draws[1], height - patch + 1), _pick(draws[2], width - patch + 1)
@@ -84,8 +99,7 @@ class Patches:
         y, x = torch.where(turn, x, y), torch.where(turn, y, x)
         y, x = torch.where(down, patch - 1 - y, y), torch.where(right, patch - 1 - x, x)
         y, x = y + top.view(-1, 1, 1), x + left.view(-1, 1, 1)
-        index = start.view(-1, 1, 1) + y * width.view(-1, 1, 1) + x
-        return (self._pixels[index].float() / 255).unsqueeze(1)
+        return start.view(-1, 1, 1) + y * width.view(-1, 1, 1) + x
 
     def _large_enough(self, patch: int) -> Tensor:
         if patch not in self._fitting:
@@ -95,6 +109,21 @@ class Patches:
                 raise TrainingError(f"no image has room for patches of {patch} (at most {largest})")
             self._fitting[patch] = self._images[torch.from_numpy(chosen).to(self._device)]
         return self._fitting[patch]
+
+
+def low_resolution(image: Gray, factor: int, device: torch.device) -> tuple[Gray, Tensor]:
+    """The image cut to a multiple of the factor, and what is left of it when it is shrunk.
+
+    The second [H, W] has been enlarged again, float32 on the [0, 1] scale, on the device.
+    """
+    clean = np.array(mod_crop(image, factor))
+    rows, columns = (_enlarged(side, factor, device) for side in clean.shape)
+    return clean, rows @ (torch.from_numpy(clean).to(device).float() / 255) @ columns.T
+
+
+@functools.lru_cache(maxsize=1024)
+def _enlarged(length: int, factor: int, device: torch.device) -> Tensor:
+    return torch.from_numpy(enlarged_matrix(length, factor)).float().to(device)
 
 
 def _pick(draw: Tensor, count: Tensor | int) -> Tensor:

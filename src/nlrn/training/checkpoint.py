@@ -141,8 +141,8 @@ def _digest(tensors: dict[str, Tensor]) -> str:
 def _check_config(path: Path, stored: dict[str, Any], config: Config) -> None:
     """Stages and the machine may change between two runs; network, training data and seed not."""
     given = json.loads(json.dumps(config.to_dict()))
-    checked = [("model", None), ("seed", None), ("data", "train"), ("data", "sigma")]
-    for key, part in [*checked, ("data", "scales")]:
+    data = ("train", "task", "sigma", "factors", "scales")
+    for key, part in [("model", None), ("seed", None), *(("data", part) for part in data)]:
         was, now = stored.get(key), given[key]
         if part is not None:
             was, now = (was or {}).get(part), now[part]

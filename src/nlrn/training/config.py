@@ -17,6 +17,7 @@ SCHEDULES = ("cosine", "halved", "constant")
 ACCELERATORS = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "32-true", "bf16-mixed")
 ATTENTIONS = ("auto", "dense")
+TASKS = ("denoise", "sr")
 _Table = TypeVar("_Table", "Data", "Optimizer", "Machine", "Stage")
 
 
@@ -42,7 +43,11 @@ class Data:
     Attributes:
         train: image set to train on, a name of `nlrn.data.TRAINING_SETS`.
         validation: image set to validate on, never a test set.
-        sigma: standard deviation of the noise on the 0..255 scale.
+        task: "denoise" for gray images with noise, or "sr" for luminance that was shrunk by each of
+            the factors and enlarged again.
+        sigma: standard deviation of the noise on the 0..255 scale. For "sr" there is no noise: it
+            is the unit of the loss alone, about the error of the enlarged image.
+        factors: by which images are shrunk for "sr".
         scales: sizes at which every training image is used.
         crop: side of the centre crops that validation restores.
         validation_images: how many images validation takes, the first ones that are large enough.
@@ -50,7 +55,9 @@ class Data:
 
     train: str = "bsd400"
     validation: str = "bsd400-validation"
+    task: str = "denoise"
     sigma: float = 25.0
+    factors: tuple[int, ...] = (2, 3, 4)
     scales: tuple[float, ...] = (1.0, 0.9, 0.8, 0.7)
     crop: int = 128
     validation_images: int = 32
@@ -58,7 +65,10 @@ class Data:
     def __post_init__(self) -> None:
         _one_of("train", self.train, TRAINING_SETS)
         _one_of("validation", self.validation, VALIDATION_SETS)
+        _one_of("task", self.task, TASKS)
         _positive(self, "sigma", "crop", "validation_images")
+        if not self.factors or not all(factor in range(2, 9) for factor in self.factors):
+            raise TrainingError(f"factors must be whole numbers of 2..8, got {list(self.factors)}")
         if not self.scales or not all(0 < scale <= 1 for scale in self.scales):
             raise TrainingError(f"scales must be in (0, 1], got {list(self.scales)}")
 

@@ -66,9 +66,10 @@ def run(
     fabric = _launch(config, devices, nodes)
     _prepare_folder(folder, resume, fabric)
 
-    images = data.read_all(data.training_files(config.data.train, root))
+    read = data.read_luminance if config.data.task == "sr" else data.read_gray
+    images = data.read_all(data.training_files(config.data.train, root), read)
     images = data.rescaled(images, config.data.scales)
-    patches = Patches(images, fabric.device, sigma=config.data.sigma, seed=config.seed)
+    patches = Patches(images, fabric.device, config.data, seed=config.seed)
     validation = Validation(config, root, fabric.device)
     learning = learner.make(config, fabric.device, processes=fabric.world_size)
     progress = checkpoint.restore(folder, learning, config) if resume else Progress()
@@ -235,14 +236,17 @@ def _save(task: _Task, progress: Progress) -> None:
     checkpoint.save(task.folder, task.learning, progress, task.config)
     notes = {
         "name": task.config.name,
-        "task": "denoise",
-        "sigma": f"{task.config.data.sigma:g}",
+        "task": task.config.data.task,
         "data": ",".join(_ancestry(task.config)),
         "start_from": task.config.start_from,
         "steps": str(progress.step),
         "training_minutes": f"{progress.seconds / 60:.1f}",
         "validation_psnr": f"{progress.psnr:.3f}" if progress.psnr is not None else "",
     }
+    if task.config.data.task == "sr":
+        notes["factors"] = ",".join(f"{factor:g}" for factor in task.config.data.factors)
+    else:
+        notes["sigma"] = f"{task.config.data.sigma:g}"
     learner.export(task.learning, task.config).save_pretrained(task.folder / WEIGHTS, notes)
 
 
