@@ -4,10 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nlrn.explain import explain
     from nlrn.inference import restore
     from nlrn.model import NLRN, NLRNConfig, NonLocal2d
     from nlrn.noise import estimate_sigma
-    from nlrn.tasks import Settings, denoise
+    from nlrn.tasks import Settings, denoise, upscale
 
 __version__ = "0.1.0"
 __all__ = [
@@ -17,7 +18,9 @@ __all__ = [
     "Settings",
     "denoise",
     "estimate_sigma",
+    "explain",
     "restore",
+    "upscale",
 ]
 
 # Looked up on first use, so that `import nlrn` and `nlrn --help` load no torch.
@@ -27,7 +30,9 @@ _HOME = {
     "NonLocal2d": "model",
     "Settings": "tasks",
     "denoise": "tasks",
+    "upscale": "tasks",
     "estimate_sigma": "noise",
+    "explain": "explain",
     "restore": "inference",
 }
 

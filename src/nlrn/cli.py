@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -141,14 +142,15 @@ def denoise(
     _finish(report, as_json)
 
 
-def _number(text: str, name: str, automatic: str) -> float | None:
+def _number(text: str, name: str, automatic: str | None) -> float | None:
     """The number in an option, or None for the word that leaves the choice to us."""
     if text == automatic:
         return None
     try:
         value = float(text)
     except ValueError:
-        raise ValueError(f"{name} must be {automatic} or a number, got {text!r}") from None
+        known = f"{automatic} or a number" if automatic else "a number"
+        raise ValueError(f"{name} must be {known}, got {text!r}") from None
     if not 0 <= value < float("inf"):
         raise ValueError(f"{name} must be 0 or more, got {text}")
     if name == "tile" and value != int(value):
@@ -184,7 +186,9 @@ def _denoiser(sigma: float | None, strength: float, model: str | None, settings:
     def work(image: Image, progress: Callable[[int, int], None]) -> tuple[Image, dict[str, Any]]:
         level = tasks.check_sigma(sigma, image)
         name, network = network_for(level)
-        _announce_long_work(name, network, image, settings, rates)
+        planes = 1 if image.pixels.ndim == 2 else 3 // network.config.in_channels
+        size = (image.height, image.width)
+        _announce_long_work(name, network, size, planes, settings, rates)
         result = tasks.denoise_image(image, level, network, strength, settings, progress)
         return result, {"sigma": round(level, 2), "model": name}
 
@@ -192,7 +196,12 @@ def _denoiser(sigma: float | None, strength: float, model: str | None, settings:
 
 
 def _announce_long_work(
-    name: str, network: NLRN, image: Image, settings: Settings, rates: dict[str, float]
+    name: str,
+    network: NLRN,
+    size: tuple[int, int],
+    planes: int,
+    settings: Settings,
+    rates: dict[str, float],
 ) -> None:
     """Says how long an image will take if that is long; the rate is measured once per network."""
     from nlrn.inference import planned_pixels, seconds_per_pixel
@@ -201,22 +210,21 @@ def _announce_long_work(
     dtype, device = DTYPES[settings.dtype], settings.device
     pixels = planned_pixels(
         network.config,
-        (image.height, image.width),
+        size,
         tile=settings.tile,
         exact=settings.exact,
         dtype=dtype,
         device=device,
         memory=settings.memory,
     )
-    planes = 1 if image.pixels.ndim == 2 else 3 // network.config.in_channels
     pixels *= planes * settings.views
     if pixels < WORTH_MEASURING:
         return
     if name not in rates:
         rates[name] = seconds_per_pixel(network, dtype, device)
     if (seconds := rates[name] * pixels) > LONG:
-        size = f"{image.width} x {image.height}"
-        typer.echo(f"{size} pixels will take about {_duration(seconds)}", err=True)
+        took = _duration(seconds)
+        typer.echo(f"{size[1]} x {size[0]} pixels will take about {took}", err=True)
 
 
 def _duration(seconds: float) -> str:
@@ -262,8 +270,8 @@ def _finish(report: Report, as_json: bool) -> None:
         typer.echo(json.dumps(asdict(report), indent=2))
     else:
         for fact in report.done:
-            level = f" (sigma {fact['sigma']:g}, {fact['seconds']:.1f} s)"
-            typer.echo(f"{fact['output']}{level}")
+            what = f"sigma {fact['sigma']:g}" if "sigma" in fact else f"x{fact['scale']:g}"
+            typer.echo(f"{fact['output']} ({what}, {fact['seconds']:.1f} s)")
     count = len(report.done) + len(report.skipped) + len(report.failed)
     if report.failed and count > 1:
         typer.echo(f"{len(report.failed)} of {count} files failed:", err=True)
@@ -272,6 +280,164 @@ def _finish(report: Report, as_json: bool) -> None:
     if report.skipped and not as_json:
         typer.echo(f"{len(report.skipped)} skipped, their results exist", err=True)
     raise typer.Exit(report.exit_code)
+
+
+@app.command()
+def upscale(
+    inputs: Annotated[list[str], typer.Argument(help="Images, folders or patterns.")],
+    scale: Annotated[
+        str, typer.Option("--scale", "-s", help="More than 1, up to 4; trained for 2, 3 and 4.")
+    ] = "2",
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="File, or folder for several images.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+    suffix: Annotated[
+        str | None,
+        typer.Option(help="Added to the name of results beside their input; _x2 for scale 2."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A model's name (see nlrn models) or a .safetensors file.")
+    ] = None,
+    tile: Annotated[
+        str,
+        typer.Option(
+            "--tile", "-t", help="Side of the tiles in the result; auto by memory, 0 for none."
+        ),
+    ] = "auto",
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Tiles that equal the whole image; slower.")
+    ] = False,
+    views: Annotated[
+        int, typer.Option(help="Average over this many flips and rotations, up to 8.")
+    ] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="fp32, or bf16: faster on recent CPUs.")] = "fp32",
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Folders with all that is below them.")
+    ] = False,
+    skip_existing: Annotated[
+        bool, typer.Option("--skip-existing", help="Pass over images whose result exists.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Enlarge: NAME_x2.EXT is written beside each image unless -o says otherwise.
+
+    Factors between the trained ones work too, as well as the nearest of them. The models expect
+    images that were shrunk by bicubic interpolation, without noise.
+    """
+    with _errors_in_one_line():
+        from nlrn import jobs
+
+        factor = _number(scale, "scale", None)
+        assert factor is not None
+        side = _number(tile, "tile", "auto")
+        ending = suffix if suffix is not None else f"_x{factor:g}"
+        plan = jobs.collect(inputs, output, ending, recursive=recursive)
+        from nlrn.tasks import Settings  # loads torch: only after the paths were found good
+
+        settings = Settings(None if side is None else int(side), exact, views, dtype, device)
+        report = _run_jobs(plan, _upscaler(factor, model, settings), overwrite, skip_existing)
+    _finish(report, as_json)
+
+
+def _upscaler(scale: float, model: str | None, settings: Settings) -> Work:
+    """What to do with one image; the model is loaded once."""
+    from nlrn import tasks
+    from nlrn.inference import choose_device
+
+    tasks.check_scale(scale)
+    if not 1 <= settings.views <= 8:
+        raise ValueError(f"views must be between 1 and 8, got {settings.views}")
+    choose_device(settings.device)
+    name = model if model is not None else tasks.choose_upscaler()
+    network = tasks.load_upscaler(name)
+    rates: dict[str, float] = {}
+
+    def work(image: Image, progress: Callable[[int, int], None]) -> tuple[Image, dict[str, Any]]:
+        size = (math.ceil(image.height * scale), math.ceil(image.width * scale))
+        _announce_long_work(name, network, size, 1, settings, rates)
+        result = tasks.upscale_image(image, scale, network, settings, progress)
+        return result, {"scale": scale, "model": name}
+
+    return work
+
+
+@app.command()
+def explain(
+    image: Annotated[str, typer.Argument(help="A noisy image.")],
+    at: Annotated[str, typer.Option(help="The pixel: row and column, from 0.", metavar="ROW,COL")],
+    output: Annotated[str, typer.Option("--output", "-o", help="The figure, for one maps.png.")],
+    sigma: Annotated[
+        str, typer.Option(help="Noise level on the 0..255 scale; auto estimates it.")
+    ] = "auto",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = (
+        False
+    ),
+    model: Annotated[
+        str | None, typer.Option(help="A model's name (see nlrn models) or a .safetensors file.")
+    ] = None,
+    channel: Annotated[
+        int, typer.Option(help="Of a colour image, for a gray model: 0 red, 1 green, 2 blue.")
+    ] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+) -> None:
+    """Draw where the network looks for one pixel: the weights of its neighbours, by state."""
+    with _errors_in_one_line():
+        position = _pixel(at)
+        level = _number(sigma, "sigma", "auto")
+        import numpy as np
+
+        from nlrn import images
+
+        picture = images.read(image)
+        blank = images.Image(np.zeros((1, 1, 3), np.uint8))
+        images.check_writable(output, blank, overwrite=overwrite)
+        from nlrn.explain import explain, figure
+
+        maps = explain(picture.pixels, position, level, model, channel=channel, device=device)
+        images.write(output, images.Image(figure(maps)), overwrite=overwrite)
+    typer.echo(output)
+
+
+def _pixel(text: str) -> tuple[int, int]:
+    row, _, column = text.partition(",")
+    if not (row.strip().isdecimal() and column.strip().isdecimal()):
+        raise ValueError(f"at must be a row and a column such as 120,80, got {text!r}")
+    return int(row), int(column)
+
+
+@app.command()
+def web(
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="fp32, or bf16: faster on recent hardware.")] = "fp32",
+    model: Annotated[
+        list[str] | None, typer.Option(help="A .safetensors file of yours to offer too.")
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Open the page where there is a desktop.")] = True,
+) -> None:
+    """Restore pictures in the browser, and see where the network looks."""
+    with _errors_in_one_line():
+        from pathlib import Path
+
+        try:
+            from nlrn.web.server import serve
+        except ModuleNotFoundError as error:
+            if error.name and error.name.startswith("nlrn"):
+                raise
+            missing = f"nlrn web needs {error.name}: pip install 'nlrn[web]'"
+            raise ValueError(missing) from error
+        from nlrn.web.studio import Options
+
+        desktop = sys.platform in ("darwin", "win32") or bool(
+            os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        )
+        options = Options(host, device, dtype, tuple(map(Path, model or [])))
+        serve(options, port, browser=browser and desktop)
 
 
 @app.command()

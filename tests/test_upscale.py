@@ -1,0 +1,156 @@
+"""Enlarging: luminance through the network, everything else bicubic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import nlrn
+from nlrn import images, tasks, weights
+from nlrn.cli import app
+from nlrn.degrade import imresize
+from nlrn.images import Image
+from nlrn.inference import restore
+from nlrn.model import NLRN, NLRNConfig, random_network
+
+TINY = NLRNConfig(steps=2, channels=8, embed=4, window=7)
+CPU = nlrn.Settings(device="cpu")
+
+
+@pytest.fixture
+def network() -> NLRN:
+    model = random_network(TINY)
+    model.notes = {"task": "sr"}
+    with torch.no_grad():
+        model.conv_out.weight *= 30  # so that it changes something
+    return model
+
+
+@pytest.fixture
+def weight(network: NLRN, tmp_path: Path) -> Path:
+    network.save_pretrained(tmp_path / "sr.safetensors")
+    return tmp_path / "sr.safetensors"
+
+
+def random_image(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).random(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("scale", [2, 3, 4, 1.5, 2.7])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+def test_size_and_type(scale: float, dtype: type, network: NLRN) -> None:
+    image = images.from_float(random_image(9, 13, 3), dtype)
+    large = nlrn.upscale(image, scale, model=network, settings=CPU)
+    assert large.shape == (int(np.ceil(9 * scale)), int(np.ceil(13 * scale)), 3)
+    assert large.dtype == dtype
+
+
+def test_an_identity_network_leaves_the_bicubic_image() -> None:
+    fresh = NLRN(TINY)  # its last convolution is zero
+    for shape in ((9, 13), (9, 13, 3)):
+        image = random_image(*shape)
+        large = nlrn.upscale(image, 3, model=fresh, settings=CPU)
+        np.testing.assert_allclose(large, imresize(image.astype(np.float64), 3), atol=1e-5)
+
+
+def test_gray_goes_through_as_it_is(network: NLRN) -> None:
+    image = random_image(8, 11)
+    given = torch.from_numpy(imresize(image.astype(np.float64), 2)).float()[None, None]
+    expected = restore(network, given, device="cpu")[0, 0].numpy()
+    np.testing.assert_allclose(
+        nlrn.upscale(image, 2, model=network, settings=CPU), expected, atol=1e-5
+    )
+
+
+def test_of_colour_the_luminance_goes_through(network: NLRN) -> None:
+    """Against the long way: to YCbCr, Y through the network, back to RGB."""
+    forth = np.array([[65.481, 128.553, 24.966], [-37.797, -74.203, 112], [112, -93.786, -18.214]])
+    shift = np.array([16, 128, 128]) / 255
+    image = random_image(8, 11, 3)
+    ycbcr = imresize(image.astype(np.float64), 2) @ (forth.T / 255) + shift
+    given = torch.from_numpy(ycbcr[..., 0]).float()[None, None]
+    ycbcr[..., 0] = restore(network, given, device="cpu")[0, 0].numpy()
+    expected = (ycbcr - shift) @ np.linalg.inv(forth / 255).T
+    large = nlrn.upscale(image, 2, model=network, settings=CPU)
+    np.testing.assert_allclose(large, expected, atol=1e-5)
+    assert np.abs(large - imresize(image.astype(np.float64), 2)).max() > 0.01  # it did something
+
+
+def test_white_stays_white_and_gray_stays_gray() -> None:
+    for level in (0, 100, 255):
+        flat = np.full((10, 12, 3), level, np.uint8)
+        assert (nlrn.upscale(flat, 2, model=NLRN(TINY), settings=CPU) == level).all()
+
+
+def test_gray_in_colour_stays_without_colour(network: NLRN) -> None:
+    gray = np.repeat(images.from_float(random_image(9, 10), np.uint8)[..., None], 3, axis=2)
+    large = nlrn.upscale(gray, 2, model=network, settings=CPU).astype(int)
+    assert np.ptp(large, axis=2).max() == 0
+
+
+def test_what_is_hidden_leaves_no_fringe() -> None:
+    pixels = np.zeros((12, 14, 4), np.uint8)
+    pixels[..., 1] = 255  # green, hidden
+    pixels[:, 7:] = (255, 0, 0, 255)  # red, shown
+    large = nlrn.upscale(pixels, 3, model=NLRN(TINY), settings=CPU)
+    assert large.shape == (36, 42, 4)
+    shown = large[..., 3] > 8
+    assert shown.any() and not shown.all()
+    assert (large[shown][:, :3] == (255, 0, 0)).all()
+    assert (large[:, :15, 3] == 0).all() and (large[:, -15:, 3] == 255).all()
+    gray = Image(pixels[..., 0], pixels[..., 3])
+    assert tasks.upscale_image(gray, 2, NLRN(TINY), CPU).pixels[:, -1].min() == 255
+
+
+@pytest.mark.parametrize("scale", [0, 5, -1, 1, float("nan"), "abc", True, None])
+def test_scales_that_make_no_sense(scale: float, network: NLRN) -> None:
+    with pytest.raises(ValueError, match="scale must be"):
+        nlrn.upscale(random_image(5, 6), scale, model=network)
+
+
+def test_models_of_the_other_task_are_refused(network: NLRN, weight: Path) -> None:
+    with pytest.raises(ValueError, match="the model is one for denoise, not for super-resolution"):
+        nlrn.upscale(random_image(5, 6), 2, model="denoise-gray-s25")
+    with pytest.raises(ValueError, match="a model for super-resolution, not for denoising"):
+        nlrn.denoise(random_image(5, 6), 25, model=weight)
+
+
+def test_the_command(weight: Path, tmp_path: Path) -> None:
+    source = tmp_path / "photo.png"
+    exif = b"MM\x00*\x00\x00\x00\x08\x00\x00\x00\x00\x00\x00"
+    images.write(source, Image(images.from_float(random_image(7, 9, 3), np.uint16), exif=exif))
+    arguments = ["upscale", str(source), "--scale", "3", "--model", str(weight), "--device", "cpu"]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    (fact,) = json.loads(result.stdout)["done"]
+    assert fact["scale"] == 3 and fact["output"] == str(tmp_path / "photo_x3.png")
+    large = images.read(tmp_path / "photo_x3.png")
+    assert large.pixels.shape == (21, 27, 3) and large.pixels.dtype == np.uint16
+    assert large.exif is not None
+    result = CliRunner().invoke(app, [*arguments, "--overwrite", "--scale", "1.5"])
+    assert "photo_x1.5.png (x1.5, " in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [("0", "at most 4, got 0"), ("5", "at most 4, got 5"), ("-1", "0 or more, got -1"),
+     ("abc", "must be a number, got 'abc'"), ("nan", "0 or more, got nan")],
+)  # fmt: skip
+def test_mistakes_get_one_line(scale: str, message: str, weight: Path, tmp_path: Path) -> None:
+    images.write(tmp_path / "photo.png", Image(images.from_float(random_image(7, 9), np.uint8)))
+    arguments = ["upscale", str(tmp_path / "photo.png"), "--model", str(weight), f"--scale={scale}"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and message in result.stderr
+    assert not list(tmp_path.glob("photo_*"))
+
+
+def test_without_a_weight_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "manifest", dict)
+    images.write(tmp_path / "photo.png", Image(images.from_float(random_image(7, 9), np.uint8)))
+    result = CliRunner().invoke(app, ["upscale", str(tmp_path / "photo.png")])
+    assert result.exit_code == 2 and "no weights for super-resolution yet" in result.stderr
