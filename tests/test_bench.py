@@ -404,6 +404,15 @@ def test_the_command(small_root: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert json.loads((tmp_path / "again.json").read_text())["means"] == content["means"]
 
 
+def test_a_table_without_any_weight_shows_the_papers_figures(
+    small_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "manifest", dict)
+    code, shown, said = invoke("complexity", "--rows", str(tmp_path))
+    assert code == 0 and "left out: NLRN-400 at 50: no weight" in said
+    assert "4,131k" in shown and "27.64" in shown
+
+
 def test_a_weight_of_ones_own(small_root: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.safetensors"
     random_network(TINY).save_pretrained(file)

@@ -614,7 +614,7 @@ def bench(
     with _errors_in_one_line():
         from pathlib import Path
 
-        from nlrn.bench import documents, report
+        from nlrn.bench import documents, report, tables
         from nlrn.bench import run as runs
 
         for file in (as_json, as_markdown):
@@ -632,6 +632,8 @@ def bench(
         else:
             found = []
         shown = report.everything(found)
+        if not merge and names and not found:  # nothing can run yet: what the paper has
+            shown = [report.shown(tables.find(names[0]), [], everywhere=True)]
         if as_json is not None:
             runs.write_json(Path(as_json), report.to_json(found))
         if as_markdown is not None:

@@ -119,7 +119,7 @@ def plan(
         limit: the first images of each set only.
 
     Raises:
-        ValueError: if a choice is not in the table, or nothing that was asked for can run.
+        ValueError: if a choice is not in the table, or no method that was asked for can run.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be 1 or more, got {limit}")
@@ -137,7 +137,7 @@ def plan(
                     continue
                 cells.append(Cell(table, image_set, level, method, bound, files))
     notes = list(dict.fromkeys(notes))
-    if not cells:
+    if not cells and wanted is not None:
         raise ValueError("; ".join(notes))
     return cells, notes
 
