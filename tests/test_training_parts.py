@@ -109,14 +109,14 @@ def test_images_without_room_for_a_patch_are_left_out() -> None:
 def test_patches_of_low_resolution_are_those_of_the_whole_image() -> None:
     """Shrunk and enlarged as a whole by MATLAB's resize, then cut at the same place."""
     image = np.random.default_rng(0).integers(0, 256, (23, 31), dtype=np.uint8)
-    wanted = {}
+    wanted: dict[bytes, list[np.ndarray]] = {}
     for factor in (2, 3):
-        clean = mod_crop(image, factor)
-        low = imresize(imresize(clean / 255, 1 / factor), factor)
-        for y in range(clean.shape[0] - 9):
-            for x in range(clean.shape[1] - 9):
-                piece = clean[y : y + 10, x : x + 10]
-                wanted.setdefault(piece.tobytes(), []).append(low[y : y + 10, x : x + 10])
+        cut = mod_crop(image, factor)
+        enlarged = imresize(imresize(cut / 255, 1 / factor), factor)
+        for y in range(cut.shape[0] - 9):
+            for x in range(cut.shape[1] - 9):
+                piece = cut[y : y + 10, x : x + 10]
+                wanted.setdefault(piece.tobytes(), []).append(enlarged[y : y + 10, x : x + 10])
     patches = Patches([image], CPU, Data(task="sr", factors=(2, 3)), seed=0)
     low, clean = patches.batch(0, 400, 10)
     upright = 0
