@@ -1,0 +1,6 @@
+"""The classic non-local methods of the paper's general framework: array in, array out."""
+
+from nlrn.classic.bm3d import denoise_bm3d
+from nlrn.classic.nlm import denoise_nlm
+
+__all__ = ["denoise_bm3d", "denoise_nlm"]

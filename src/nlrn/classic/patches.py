@@ -1,0 +1,116 @@
+"""What all classic methods are made of: patches, block matching, weighted aggregation.
+
+A patch is named by the position of its upper left pixel. The patches of an image [H, W] with side
+p stand at H' x W' positions, H' = H - p + 1; their number in a flattened list is y W' + x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Reference patches of one row that are compared at once: many make the matrix product with their
+# common candidates faster, few waste less of it on pairs that lie farther apart than the window.
+STRIP = 24
+
+
+def extract(image: Tensor, patch: int) -> Tensor:
+    """All overlapping patches of an image [H, W], pixels row by row: [H', W', patch**2]."""
+    windows = image.unfold(0, patch, 1).unfold(1, patch, 1)  # H' W' p p
+    return windows.reshape(*windows.shape[:2], patch * patch)
+
+
+def overlap_add(patches: Tensor, patch: int) -> Tensor:
+    """Sum of overlapping patches [patch**2, H', W']: an image [H, W].
+
+    The adjoint of `extract`, but with the pixel of the patch as the first index, so that each of
+    the patch**2 additions runs over memory in order.
+    """
+    _, rows, columns = patches.shape
+    image = patches.new_zeros(rows + patch - 1, columns + patch - 1)
+    for pixel, plane in enumerate(patches):
+        y, x = divmod(pixel, patch)
+        image[y : y + rows, x : x + columns] += plane
+    return image
+
+
+def grid(positions: int, step: int) -> Tensor:
+    """Every step-th of 0 .. positions - 1, and the last, so that patches there cover the image."""
+    regular = torch.arange(0, positions, step)
+    last = torch.tensor([positions - 1])
+    return regular if regular[-1] == last else torch.cat([regular, last])
+
+
+@dataclass(frozen=True)
+class Matches:
+    """The K patches most similar to each of R reference patches, the nearest first.
+
+    Attributes:
+        index: numbers of the patches [R, K]; the first is the reference itself.
+        distance: squared Euclidean distance to the reference [R, K], inf where the window held
+            fewer than K patches.
+    """
+
+    index: Tensor
+    distance: Tensor
+
+
+def match(patches: Tensor, step: int, window: int, count: int) -> Matches:
+    """Finds the patches most similar to each reference patch in the window centred on it.
+
+    The references stand on a grid of `step` pixels. |a - b|^2 = |a|^2 + |b|^2 - 2 a.b turns the
+    search into products of matrices: O(R q^2 p^2) multiplications for R references, a q x q
+    window and p x p patches. Besides the patches, memory holds only a strip of a row at a time.
+
+    Args:
+        patches: [H', W', p*p], of `extract`.
+        step: distance of the references.
+        window: q, odd side of the search window, which is cut off at the border.
+        count: K; fewer where the window holds fewer patches.
+    """
+    height, width, _ = patches.shape
+    count = min(count, min(window, height) * min(window, width))
+    # The mean cancels in the distance; without it the squares are small and so are their errors.
+    centred = patches - patches.mean()
+    radius = window // 2
+    rows, columns = grid(height, step), grid(width, step)
+    padded = F.pad(centred, (0, 0, radius, radius, radius, radius))
+    norms = F.pad(centred.square().sum(2), (radius,) * 4, value=torch.inf)
+    parts = [
+        _match_strip(padded, norms, y, xs.to(patches.device), window, count, width)
+        for y in rows.tolist()
+        for xs in columns.split(STRIP)
+    ]
+    index, distance = (torch.cat(part) for part in zip(*parts, strict=True))
+    return Matches(index, distance)
+
+
+def _match_strip(
+    padded: Tensor, norms: Tensor, y: int, xs: Tensor, window: int, count: int, width: int
+) -> tuple[Tensor, Tensor]:
+    """Index and distance [B, K] of the matches of the references at (y, xs [B])."""
+    radius, first = window // 2, int(xs[0])
+    end = int(xs[-1]) + window
+    strip = padded[y : y + window, first:end]  # q S p*p
+    own = padded[y + radius, radius + xs]  # B p*p
+    level = norms[y : y + window, None, first:end]  # q 1 S
+    scores = torch.baddbmm(level, own.expand(window, -1, -1), strip.transpose(1, 2), alpha=-2)
+    # Of every reference's row only the part inside its own window: q B S -> B q q
+    within = (xs - first)[:, None] + torch.arange(window, device=xs.device)  # B q
+    scores = scores.gather(2, within.expand(window, -1, -1)).transpose(0, 1).flatten(1)
+    scores[:, radius * window + radius] = -torch.inf  # the reference comes first, whatever rounding
+    near, place = scores.topk(count, largest=False)
+    near[:, 0] = -norms[y + radius, radius + xs]
+    distance = (near + norms[y + radius, radius + xs, None]).clamp_(min=0)
+    down, across = place // window - radius, place % window - radius
+    return (y + down) * width + xs[:, None] + across, distance
+
+
+def chunks(total: int, size: int) -> Iterator[slice]:
+    """Slices of at most that size that cover 0 .. total - 1."""
+    for start in range(0, total, size):
+        yield slice(start, min(start + size, total))
