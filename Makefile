@@ -9,12 +9,12 @@ ifneq ($(wildcard ../shared/data/MANIFEST.json),)
 export NLRN_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-gpu lint bench-cpu bench-gpu clean
+.PHONY: demo test browser test-gpu lint bench-cpu bench-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
-test: lint
+test: lint browser
 	$(BIN)/python -m pytest
 
 test-gpu: $(STAMP)
@@ -24,6 +24,18 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The tests of the web page want a browser; without one they are skipped, and nothing else is lost.
+browser:
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+		command -v $$name >/dev/null && exit 0; \
+	done; \
+	echo "installing chromium for the tests of the web page"; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		(export DEBIAN_FRONTEND=noninteractive; timeout 120 apt-get update -qq; \
+		timeout 600 apt-get install -y -qq --no-install-recommends chromium) >/dev/null 2>&1; \
+	fi; \
+	command -v chromium >/dev/null || echo "no chromium: these tests will be skipped"
 
 bench-cpu: $(STAMP)
 	$(BIN)/python benchmarks/cpu_restore.py

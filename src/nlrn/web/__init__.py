@@ -1,0 +1,1 @@
+"""The web page: restore a picture in the browser, and see where the network looks."""

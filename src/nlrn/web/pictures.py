@@ -1,0 +1,183 @@
+"""Uploaded pictures: kept in a temporary folder, the oldest forgotten first."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from nlrn import images
+from nlrn.degrade import add_noise
+from nlrn.images import Image, ImageError
+from nlrn.tasks import check_sigma
+
+KEPT = 6  # pictures
+DECODED = 2  # of them, or of their noisy versions, that stay in memory
+GONE = "this picture is not here any more; send it again"
+# One decoder at a time: that bounds memory, and work.py says what else it is for.
+DECODING = threading.Lock()
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """An uploaded file; `sigmas` are noise levels found in it, by the noise that was added."""
+
+    id: str
+    stem: str
+    path: Path
+    width: int
+    height: int
+    channels: int
+    dtype: str
+    alpha: bool
+    sigmas: dict[float, float] = field(default_factory=dict)
+
+    @property
+    def suffix(self) -> str:
+        """Of the file, with the dot."""
+        return self.path.suffix
+
+    @property
+    def size(self) -> int:
+        """Pixels."""
+        return self.width * self.height
+
+
+class Pictures:
+    """The pictures that can be worked on.
+
+    Args:
+        folder: where all files live; nothing is read or written elsewhere.
+        max_pixels: larger pictures are refused after a look at the header.
+        on_forget: called with the id of a picture that is dropped.
+    """
+
+    def __init__(self, folder: Path, max_pixels: int, on_forget: Callable[[str], None]) -> None:
+        self._folder, self._max_pixels, self._on_forget = folder, max_pixels, on_forget
+        self._known: dict[str, Picture] = {}
+        self._decoded: dict[tuple[str, float], Image] = {}
+        self._lock = threading.Lock()
+
+    def new_file(self, name: str) -> Path:
+        """A path for an upload, in a folder of its own; only the suffix is the sender's."""
+        suffix = Path(name).suffix.lower()
+        if suffix not in images.SUFFIXES:
+            known = " ".join(images.SUFFIXES)
+            raise ValueError(f"unknown kind of file {suffix[:12]!r}; known are {known}")
+        folder = self._folder / secrets.token_urlsafe(12)
+        folder.mkdir()
+        return folder / f"picture{suffix}"
+
+    def add(self, path: Path, name: str) -> Picture:
+        """Takes in an upload, or raises a ValueError."""
+        picture = self._described(path, name)
+        with self._lock:
+            self._known[picture.id] = picture
+            old = list(self._known)[:-KEPT]
+        for identifier in old:
+            self.forget(identifier)
+        return picture
+
+    def discard_unless_known(self, path: Path) -> None:
+        """Removes the folder of an upload that came to nothing."""
+        if path.parent.name not in self._known:
+            shutil.rmtree(path.parent, ignore_errors=True)
+
+    def _described(self, path: Path, name: str) -> Picture:
+        try:
+            with DECODING:
+                image = images.read(path, self._max_pixels)
+            images.check_holds(path, image)  # for the result: a name may promise too little
+        except ImageError as error:  # without the path, which is none of the sender's business
+            raise ImageError(str(error).removeprefix(f"{path}: ")) from error
+        return Picture(
+            id=path.parent.name,
+            stem=safe_stem(name),
+            path=path,
+            width=image.width,
+            height=image.height,
+            channels=1 if image.pixels.ndim == 2 else 3,
+            dtype=image.pixels.dtype.name,
+            alpha=image.alpha is not None,
+            sigmas={0.0: check_sigma(None, image)},
+        )
+
+    def find(self, identifier: str) -> Picture | None:
+        """The picture of this id, which thereby becomes the newest."""
+        with self._lock:
+            picture = self._known.pop(identifier, None)
+            if picture is not None:
+                self._known[identifier] = picture
+            return picture
+
+    def forget(self, identifier: str) -> None:
+        """Drops a picture and all its files."""
+        with self._lock:
+            picture = self._known.pop(identifier, None)
+            self._decoded = {k: v for k, v in self._decoded.items() if k[0] != identifier}
+        if picture is not None:
+            shutil.rmtree(picture.path.parent, ignore_errors=True)
+            self._on_forget(identifier)
+
+    def load(self, picture: Picture, noise: float = 0.0) -> Image:
+        """The picture, or a float32 version with white noise of level `noise` (0..255) added."""
+        key = (picture.id, noise)
+        with self._lock:
+            found = self._decoded.pop(key, None)
+        if found is None:
+            try:
+                with DECODING:
+                    found = images.read(picture.path, self._max_pixels)
+            except ImageError as error:  # it could be read when it came
+                raise ValueError(GONE) from error
+            found = found if noise == 0 else with_noise(found, noise)
+        with self._lock:
+            if picture.id in self._known:
+                self._decoded[key] = found
+            for old in list(self._decoded)[:-DECODED]:
+                del self._decoded[old]
+        return found
+
+    def sigma(self, picture: Picture, noise: float = 0.0) -> float:
+        """The noise level found in the picture, or in the version with noise added."""
+        if noise not in picture.sigmas:
+            picture.sigmas[noise] = check_sigma(None, self.load(picture, noise))
+        return picture.sigmas[noise]
+
+    def preview(self, picture: Picture, noise: float = 0.0) -> bytes:
+        """An 8-bit PNG of the picture, or of the version with noise added, for browsers."""
+        path = picture.path.with_name(f"preview-{noise:g}.png")
+        try:
+            if not path.exists():
+                write_preview(path, self.load(picture, noise))
+            return path.read_bytes()
+        except (ImageError, OSError) as error:
+            raise ValueError(GONE) from error
+
+
+def with_noise(image: Image, sigma: float) -> Image:
+    """A float32 version with white Gaussian noise, the same every time; alpha has none."""
+    noisy = add_noise(images.to_float(image.pixels), sigma, seed=0, name="web")
+    alpha = None if image.alpha is None else images.to_float(image.alpha)
+    return Image(noisy.astype(np.float32), alpha, image.exif, image.icc)
+
+
+def write_preview(path: Path, image: Image) -> None:
+    """Writes an 8-bit PNG; of two writers at once the last one wins."""
+    pixels = images.from_float(images.to_float(image.pixels), np.uint8)
+    alpha = image.alpha
+    if alpha is not None:
+        alpha = images.from_float(images.to_float(alpha), np.uint8)
+    images.write(path, replace(image, pixels=pixels, alpha=alpha, exif=None), overwrite=True)
+
+
+def safe_stem(name: str) -> str:
+    """The name of a file without folders, suffix and characters that mean something somewhere."""
+    stem = Path(name.replace("\\", "/")).stem
+    return re.sub(r"[^\w. -]", "_", stem).strip(". ")[:80] or "picture"

@@ -1,0 +1,380 @@
+"""The web page in a real browser: Debian's chromium, driven by playwright."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Error, Page, Route, expect, sync_playwright
+from test_cli import nlrn
+
+from nlrn import images
+from nlrn.model import CONFIGS, random_network
+
+SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=4, channels=8, embed=4)
+SLOW = dataclasses.replace(SMALL, steps=40)
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+expect.set_options(timeout=20_000)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    random_network(SMALL).save_pretrained(folder / "tiny.safetensors")
+    random_network(SLOW).save_pretrained(folder / "slow.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(models: Path) -> Iterator[str]:
+    """Where `nlrn web` says that it is."""
+    own = [option for file in ("tiny", "slow") for option in ("--model", f"{file}.safetensors")]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "nlrn", "web", "--port", "0", "--no-browser", *own],
+        cwd=models,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"GOMP_SPINCOUNT": "0"},
+    )
+    assert server.stdout is not None
+    found = re.search(r"http://\S+", server.stdout.readline())
+    assert found, server.communicate()
+    yield found.group()
+    server.terminate()
+    _, said = server.communicate(timeout=30)
+    assert not said, said
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        # In a container the browser's own sandbox cannot be had.
+        try:
+            running = playwright.chromium.launch(
+                executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+            )
+        except Error as error:  # Ubuntu's is a stub that asks for a snap, which a container has not
+            pytest.skip(f"{CHROMIUM} does not start: {str(error).splitlines()[0]}")
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    """The page, ready; it has asked nobody else, and the console has no errors."""
+    context = browser.new_context(viewport={"width": 1366, "height": 820}, accept_downloads=True)
+    complaints: list[str] = []
+
+    def pass_or_note(route: Route) -> None:
+        url = route.request.url
+        if not url.startswith((address, "blob:", "data:")):
+            complaints.append(f"asked for {url}")
+            route.abort()
+        else:
+            route.continue_()
+
+    context.route("**/*", pass_or_note)
+    opened = context.new_page()
+    opened.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.goto(address)
+    expect(opened.locator("html[data-ready]")).to_have_count(1)
+    yield opened
+    context.close()
+    # A refused request is written to the console by the browser itself.
+    assert not [c for c in complaints if "server responded with a status of 4" not in c]
+
+
+def noisy(path: Path, shape: tuple[int, ...] = (60, 80, 3)) -> Path:
+    values = np.random.default_rng(0).uniform(0.2, 0.8, shape)
+    images.write(path, images.Image(images.from_float(values, np.uint8)))
+    return path
+
+
+def send(page: Page, path: Path) -> None:
+    page.locator("#file").set_input_files(path)
+    expect(page.locator("#name")).to_have_text(path.name)
+    expect(page.locator("#bench")).to_be_visible()
+
+
+def colour_at(page: Page, share: float) -> list[int]:
+    """RGB of the canvas, at half of its height and a share of its width."""
+    return page.locator("#view").evaluate(
+        """(canvas, share) => [...canvas.getContext("2d").getImageData(
+            Math.round(share * canvas.width), Math.round(canvas.height / 4), 1, 1).data].slice(0, 3)
+        """,
+        share,
+    )
+
+
+def test_a_picture_goes_up_and_the_result_is_that_of_the_command(
+    page: Page, models: Path, tmp_path: Path
+) -> None:
+    path = noisy(tmp_path / "holiday.png")
+    send(page, path)
+    expect(page.locator("#about")).to_have_text("80 \u00d7 60 pixels, colour, 8 bit")
+    expect(page.locator("#estimate")).to_contain_text("found")
+    page.get_by_role("button", name="Remove noise").click()
+    expect(page.locator("#outcome")).to_be_visible()
+    expect(page.locator("#status")).to_contain_text("The result can be downloaded")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download PNG").click()
+    assert download.value.suggested_filename == "holiday_denoised.png"
+    command = nlrn("denoise", path, "--model", models / "tiny.safetensors")
+    assert command.exit_code == 0, command.output
+    expected = (tmp_path / "holiday_denoised.png").read_bytes()
+    assert Path(download.value.path()).read_bytes() == expected
+
+
+def test_progress_is_shown_and_the_job_can_be_cancelled(page: Page, tmp_path: Path) -> None:
+    send(page, noisy(tmp_path / "large.png", (700, 900, 3)))
+    page.locator("#model").select_option("slow")
+    page.locator("#run").click()
+    expect(page.locator("#progress")).to_be_visible()
+    expect(page.locator("#doing")).to_have_text(re.compile(r"Remove noise: \d+ %, about .* left"))
+    expect(page.locator("#run")).to_be_disabled()
+    assert 0 < page.locator("#bar").evaluate("bar => bar.value") < 1
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#progress")).to_be_hidden()
+    expect(page.locator("#status")).to_have_text("Cancelled.")
+    expect(page.locator("#outcome")).to_be_hidden()
+    page.locator("#model").select_option("tiny")
+    page.locator("#strength").fill("0")
+    page.locator("#run").click()
+    expect(page.locator("#outcome")).to_be_visible()
+
+
+def test_the_divider_goes_from_before_to_after(page: Page, tmp_path: Path) -> None:
+    bright = np.full((60, 80), 200, np.uint8)
+    images.write(tmp_path / "a.png", images.Image(bright))
+    send(page, tmp_path / "a.png")
+    page.route("**/api/jobs/*/preview", lambda route: route.fulfill(path=tmp_path / "dark.png"))
+    images.write(tmp_path / "dark.png", images.Image(bright // 4))
+    page.locator("#run").click()
+    expect(page.locator("#splitter")).to_be_visible()
+    split = page.locator("#split")
+    expect(split).to_have_value("500")
+    assert colour_at(page, 0.25) == [200] * 3 and colour_at(page, 0.75) == [50] * 3
+    split.focus()
+    page.keyboard.press("Home")
+    expect(split).to_have_value("0")
+    page.wait_for_timeout(100)
+    assert colour_at(page, 0.25) == [50] * 3
+    page.keyboard.press("End")
+    page.wait_for_timeout(100)
+    assert colour_at(page, 0.75) == [200] * 3
+    box = page.locator("#view").bounding_box()
+    assert box is not None
+    y, right = box["y"] + box["height"] / 2, box["x"] + box["width"] / 2
+    edge = page.locator("#view").evaluate("view => view.clientWidth") / 2
+    image = min(box["height"] / 60, box["width"] / 80) * 80 / 2
+    page.mouse.move(box["x"] + edge + image - 3, y)  # the divider is at the right edge
+    page.mouse.down()
+    page.mouse.move(right, y, steps=5)
+    page.mouse.up()
+    assert abs(int(split.input_value()) - 500) < 30
+
+
+def test_zoom_and_pan(page: Page, tmp_path: Path) -> None:
+    send(page, noisy(tmp_path / "a.png"))
+    shown = page.locator("#zoom-shown")
+    page.get_by_role("button", name="1:1").click()
+    expect(shown).to_have_text("100 %")
+    page.get_by_role("button", name="Zoom in").click()
+    expect(shown).to_have_text("150 %")
+    page.locator("#view").focus()
+    page.keyboard.press("-")
+    expect(shown).to_have_text("100 %")
+    view = page.locator("#view")
+    view.hover()
+    page.mouse.wheel(0, -320)
+    expect(shown).to_have_text(re.compile(r"27\d %"))
+    page.get_by_role("button", name="Fit").click()
+    expect(shown).not_to_have_text(re.compile(r"27\d %"))
+
+
+def test_a_click_brings_maps_that_sum_to_one(page: Page, tmp_path: Path) -> None:
+    send(page, noisy(tmp_path / "a.png", (61, 81)))
+    with page.expect_response("**/api/maps") as answer:
+        page.locator("#view").click()  # in the middle
+    facts = answer.value.json()
+    assert (facts["row"], facts["column"]) == (30, 40)
+    np.testing.assert_allclose(np.sum(facts["weights"], axis=1), 1, atol=1e-3)
+    maps = page.locator("#small button")
+    expect(maps).to_have_count(SMALL.steps)
+    expect(page.locator("#pixel")).to_have_text("Row 30, column 40, its 5 \u00d7 5 neighbours")
+    expect(page.locator("#state-shown")).to_have_text("state 4 of 4")
+    page.get_by_role("button", name="State 2").click()
+    expect(page.locator("#state-shown")).to_have_text("state 2 of 4")
+    expect(maps.nth(1)).to_have_attribute("aria-pressed", "true")
+    page.locator("#state").fill("1")
+    expect(page.locator("#state-shown")).to_have_text("state 1 of 4")
+    page.get_by_role("button", name="Play through the states").click()
+    expect(page.locator("#state-shown")).to_have_text("state 3 of 4")
+    page.get_by_role("button", name="Stop").click()
+    drawn = page.locator("#large").evaluate(
+        "canvas => new Set(canvas.getContext('2d').getImageData(0, 0, 99, 99).data).size"
+    )
+    assert drawn > 10, "nothing is drawn"
+
+
+def test_the_keyboard_alone_is_enough(page: Page) -> None:
+    page.keyboard.press("Tab")
+    expect(page.locator(".skip")).to_be_focused()
+    seen = []
+    for _ in range(8):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("document.activeElement.id || document.activeElement.innerText"))
+    assert seen[:4] == ["theme", "file", "Camera", "Astronaut"]
+    page.locator("[data-example=brick]").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#view")).to_be_focused()
+    expect(page.locator("#add")).to_be_checked()
+    page.keyboard.press("Enter")
+    expect(page.locator("#pixel")).to_contain_text("Row 112, column 128")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Shift+ArrowUp")
+    expect(page.locator("#pixel")).to_contain_text("Row 102, column 129")
+
+
+def test_noise_first_shows_scores(page: Page) -> None:
+    page.locator("[data-example=camera]").click()
+    expect(page.locator("#adding")).to_be_visible()
+    page.locator("#noise").fill("50")
+    expect(page.locator("#estimate")).to_have_text(re.compile(r"4\d\.\d found|5\d\.\d found"))
+    page.locator("#run").click()
+    expect(page.locator("#scores")).to_be_visible()
+    expect(page.locator("#scores tbody tr").first).to_have_text(re.compile(r"noisy1\d\.\d\d dB0\."))
+    expect(page.locator("#tag-before")).to_have_text("noisy")
+    page.locator("#add").uncheck()
+    expect(page.locator("#outcome")).to_be_hidden()
+
+
+def test_bad_files_are_explained(page: Page, tmp_path: Path) -> None:
+    alert = page.get_by_role("alert")
+    for name, content, words in [
+        ("broken.png", b"no picture at all", "broken.png: not an image"),
+        ("notes.txt", b"hello", "not a kind of picture that is known"),
+        ("empty.jpg", b"", "empty.jpg"),
+        ("vast.tif", bytes(51 * 2**20), "too large, 50 MiB are the limit"),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        page.locator("#file").set_input_files(tmp_path / name)
+        expect(alert).to_contain_text(words)
+        expect(page.locator("#bench")).to_be_hidden()
+    send(page, noisy(tmp_path / "good.png"))
+    expect(alert).to_be_hidden()
+
+
+def test_pictures_are_dropped_and_pasted(page: Page, tmp_path: Path) -> None:
+    content = list(noisy(tmp_path / "a.png").read_bytes())
+    put = """([bytes, name, kind]) => {
+        const data = new DataTransfer();
+        data.items.add(new File([new Uint8Array(bytes)], name, { type: "image/png" }));
+        const event = kind === "paste"
+            ? new ClipboardEvent(kind, { clipboardData: data })
+            : new DragEvent(kind, { dataTransfer: data, bubbles: true, cancelable: true });
+        (kind === "paste" ? window : document.body).dispatchEvent(event);
+    }"""
+    page.evaluate(put, [content, "dropped.png", "dragenter"])
+    expect(page.locator("#dropping")).to_be_visible()
+    page.evaluate(put, [content, "dropped.png", "drop"])
+    expect(page.locator("#name")).to_have_text("dropped.png")
+    expect(page.locator("#dropping")).to_be_hidden()
+    page.evaluate(put, [content, "pasted.png", "paste"])
+    expect(page.locator("#name")).to_have_text("pasted.png")
+
+
+UNNAMED = """() => [...document.querySelectorAll("button, input, select, canvas, a, progress")]
+    .filter((e) => !(e.ariaLabel || e.labels?.length || e.textContent.trim()))
+    .filter((e) => !e.closest("[hidden]") && !(e.tagName === "CANVAS" && e.closest("button")))
+    .map((e) => e.outerHTML)"""
+FAINT = """() => {
+    const parse = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
+    const light = ([r, g, b]) => {
+        const [x, y, z] = [r, g, b].map((v) => v / 255)
+            .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+    };
+    const ground = (e) => {
+        for (let at = e; at; at = at.parentElement) {
+            const colour = parse(getComputedStyle(at).backgroundColor);
+            if (colour.length === 3 || colour[3] === 1) return colour;
+        }
+        return [255, 255, 255];
+    };
+    const found = [];
+    for (const e of document.querySelectorAll("body *")) {
+        const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+        const other = e.matches(":disabled, .tag, #small span, .unseen"); // on a picture, or unseen
+        if (!own || other || !e.checkVisibility()) continue;
+        const ink = light(parse(getComputedStyle(e).color));
+        const [dark, bright] = [ink, light(ground(e))].sort((x, y) => x - y);
+        if ((bright + 0.05) / (dark + 0.05) < 4.5) found.push(e.outerHTML.slice(0, 80));
+    }
+    return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_labels_contrast_and_small_screens(page: Page, tmp_path: Path, scheme: str) -> None:
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    assert page.evaluate(UNNAMED) == [] and page.evaluate(FAINT) == []
+    send(page, noisy(tmp_path / "a.png"))
+    page.locator("#view").click()
+    expect(page.locator("#small button")).to_have_count(SMALL.steps)
+    page.locator("#run").click()
+    expect(page.locator("#outcome")).to_be_visible()
+    assert page.evaluate(UNNAMED) == [] and page.evaluate(FAINT) == []
+    for width, height in [(1366, 820), (1000, 700), (360, 740)]:
+        page.set_viewport_size({"width": width, "height": height})
+        page.wait_for_timeout(50)
+        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0, f"{wide} pixels too wide at {width}"
+    page.get_by_role("button", name="Theme: auto").click()
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+
+
+def test_the_whole_picture_is_traced_and_the_pointer_followed(page: Page, tmp_path: Path) -> None:
+    send(page, noisy(tmp_path / "a.png", (120, 130)))
+    page.locator("#view").click()
+    expect(page.locator("#source")).to_contain_text("16 pixels around it")
+    page.locator("#whole").click()
+    expect(page.locator("#source")).to_have_text("From the whole picture: exact.")
+    expect(page.locator("#whole")).to_be_hidden()
+    page.locator("#follow").check()
+    box = page.locator("#view").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + box["height"] * 0.4, steps=4)
+    expect(page.locator("#pixel")).not_to_contain_text("Row 60, column 65")
+
+
+def test_a_server_that_is_gone_is_said(browser: Browser, address: str) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(address)
+    expect(page.locator("html[data-ready]")).to_have_count(1)
+    context.route("**/api/**", lambda route: route.abort())
+    page.locator("[data-example=camera]").click()
+    expect(page.get_by_role("alert")).to_contain_text("Is nlrn web still running?")
+    context.close()
+
+
+def test_the_page_cannot_be_framed_by_another(browser: Browser, address: str) -> None:
+    page = browser.new_page()
+    page.set_content(f'<iframe src="{address}"></iframe>')
+    frame = page.frames[-1]
+    with pytest.raises(Error):
+        frame.locator("#start").wait_for(timeout=500)
+    page.close()
