@@ -28,7 +28,7 @@ def main(folder: Path) -> None:
     for name, crop in crops.items():
         path = folder / f"{name}.png"
         images.write(path, images.Image(crop.copy()), overwrite=True)
-        print(f"{path.name}: {crop.shape[1]} x {crop.shape[0]}, {path.stat().st_size / 1000:.0f} KB")
+        print(f"{path.name}: {path.stat().st_size / 1000:.0f} KB")
 
 
 if __name__ == "__main__":
