@@ -1,4 +1,4 @@
-"""Non-local means and BM3D against plain loops and the packages everyone uses."""
+"""Non-local means, BM3D and WNNM against plain loops and the packages everyone uses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from skimage import data as photographs
 from skimage.restoration import denoise_nl_means
 
-from nlrn.classic import denoise_bm3d, denoise_nlm, patches, transforms
+from nlrn.classic import denoise_bm3d, denoise_nlm, denoise_wnnm, patches, transforms, wnnm
 from nlrn.degrade import add_noise, rgb2gray
 from nlrn.images import from_float, to_float
 
-METHODS = [denoise_nlm, denoise_bm3d]
+METHODS = [denoise_nlm, denoise_bm3d, denoise_wnnm]
 
 
 def psnr(result: np.ndarray, clean: np.ndarray) -> float:
@@ -115,6 +115,25 @@ def test_bm3d_is_as_good_as_the_package(sigma: int, photograph: np.ndarray) -> N
     assert psnr(denoise_bm3d(noisy, sigma), photograph) > theirs - 0.2
 
 
+def test_low_rank_is_the_published_formula() -> None:
+    """Against singular values one by one, in float64."""
+    group = torch.from_numpy(np.random.default_rng(3).standard_normal((2, 12, 9)))
+    level, c = torch.tensor([0.3, 0.5], dtype=torch.float64), 2.0
+    for one, noise, found in zip(group, level, wnnm.low_rank(group, level, c), strict=True):
+        mean = one.mean(0)
+        u, s, v = np.linalg.svd((one - mean).numpy(), full_matrices=False)
+        inside = s**2 - 4 * c * np.sqrt(12) * float(noise) ** 2
+        shrunk = np.where(inside > 0, (s + np.sqrt(np.maximum(inside, 0))) / 2, 0)
+        assert 0 < (shrunk > 0).sum() < len(s)  # some stay, some go
+        np.testing.assert_allclose(found, (u * shrunk) @ v + mean.numpy(), atol=1e-10)
+
+
+def test_wnnm_is_better_than_bm3d(photograph: np.ndarray) -> None:
+    noisy = add_noise(photograph, 25, 0, "astronaut")
+    gained = psnr(denoise_wnnm(noisy, 25), photograph) - psnr(denoise_bm3d(noisy, 25), photograph)
+    assert 0 < gained < 1
+
+
 def test_bm3d_in_colour_gains_from_the_luminance() -> None:
     clean = photographs.astronaut()[:80, 150:246] / 255
     noisy = add_noise(clean, 25, 0, "astronaut")
@@ -174,6 +193,8 @@ def test_bad_input_gets_one_line(
 def test_bad_parameters_are_named() -> None:
     with pytest.raises(ValueError, match="window must be odd and positive, got 8"):
         denoise_nlm(random_image(9, 9), 25, window=8)
+    with pytest.raises(ValueError, match="iterations must be above 0, got 0"):
+        denoise_wnnm(random_image(9, 9), 25, iterations=0)
     with pytest.raises(ValueError, match="group must be a power of two, got 12"):
         denoise_bm3d(random_image(9, 9), 25, group=(12, 16))
     with pytest.raises(ValueError, match="transform must be one of"):

@@ -2,5 +2,6 @@
 
 from nlrn.classic.bm3d import denoise_bm3d
 from nlrn.classic.nlm import denoise_nlm
+from nlrn.classic.wnnm import denoise_wnnm
 
-__all__ = ["denoise_bm3d", "denoise_nlm"]
+__all__ = ["denoise_bm3d", "denoise_nlm", "denoise_wnnm"]
