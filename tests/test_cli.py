@@ -17,6 +17,7 @@ import tifffile
 from typer.testing import CliRunner, Result
 
 from nlrn import cli, images, weights
+from nlrn.cli import files
 from nlrn.model import CONFIGS, random_network
 from nlrn.tasks import Settings
 
@@ -334,8 +335,8 @@ def test_depth_alpha_and_metadata_survive(tmp_path: Path, model: str) -> None:
 def test_long_work_is_announced(
     tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "LONG", 0.0)
-    monkeypatch.setattr(cli, "WORTH_MEASURING", 0)
+    monkeypatch.setattr(files, "LONG", 0.0)
+    monkeypatch.setattr(files, "WORTH_MEASURING", 0)
     source = picture(tmp_path / "a.png", (40, 50, 3))
     result = nlrn("denoise", source, "--model", model, "--sigma", 25)
     assert "50 x 40 pixels will take about" in result.stderr

@@ -1,0 +1,85 @@
+"""The application, its entry point, and how mistakes are told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from nlrn import __version__
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Restore images with the Non-Local Recurrent Network.",
+)
+
+
+def main() -> None:
+    """Entry point; errors become one line on stderr and exit code 2."""
+    if len(sys.argv) == 1:
+        sys.argv.append("--help")
+    # Threads of GNU OpenMP wait for each other by spinning, for so long that everything becomes
+    # several times slower as soon as another program wants the cores too. This much spinning costs
+    # nothing when alone. Has to be said before torch is loaded.
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    try:
+        code = app(standalone_mode=False)
+    except Exception as error:
+        # A mistake in the options; the class lives in different places in different typers.
+        if not hasattr(error, "format_message"):
+            raise
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "nlrn"
+        message = " ".join(error.format_message().split())
+        typer.echo(f"error: {message} (see {command} --help)", err=True)
+        code = 2
+    sys.exit(code or 0)
+
+
+@contextlib.contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """Known errors become one line and exit code 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(2) from error
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"nlrn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def number(text: str, name: str, automatic: str | None) -> float | None:
+    """The number in an option, or None for the word that leaves the choice to us."""
+    if text == automatic:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        known = f"{automatic} or a number" if automatic else "a number"
+        raise ValueError(f"{name} must be {known}, got {text!r}") from None
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{name} must be 0 or more, got {text}")
+    if name == "tile" and value != int(value):
+        raise ValueError(f"tile must be a whole number, got {text}")
+    return value

@@ -1,0 +1,108 @@
+"""Work on files: the progress bar, the announcement of long work, the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from nlrn.images import Image
+    from nlrn.jobs import Job, Report
+    from nlrn.model import NLRN
+    from nlrn.tasks import Settings
+
+LONG = 30.0  # seconds of work from which on an estimate is printed first
+WORTH_MEASURING = 100_000  # pixels of work; fewer are done in a few seconds
+
+Work = Callable[["Image", Callable[[int, int], None]], "tuple[Image, dict[str, Any]]"]
+
+
+def announce_long_work(
+    name: str,
+    network: NLRN,
+    size: tuple[int, int],
+    planes: int,
+    settings: Settings,
+    rates: dict[str, float],
+) -> None:
+    """Says how long an image will take if that is long; the rate is measured once per network."""
+    from nlrn.inference import planned_pixels, seconds_per_pixel
+    from nlrn.tasks import DTYPES
+
+    dtype, device = DTYPES[settings.dtype], settings.device
+    pixels = planned_pixels(
+        network.config,
+        size,
+        tile=settings.tile,
+        exact=settings.exact,
+        dtype=dtype,
+        device=device,
+        memory=settings.memory,
+    )
+    pixels *= planes * settings.views
+    if pixels < WORTH_MEASURING:
+        return
+    if name not in rates:
+        rates[name] = seconds_per_pixel(network, dtype, device)
+    if (seconds := rates[name] * pixels) > LONG:
+        took = _duration(seconds)
+        typer.echo(f"{size[1]} x {size[0]} pixels will take about {took}", err=True)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def run_jobs(plan: list[Job], work: Work, overwrite: bool, skip_existing: bool) -> Report:
+    """Runs the jobs with a progress bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from nlrn import jobs
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("", total=None)
+
+        def on_file(job: Job, number: int) -> None:
+            progress.reset(bar, total=1, description=f"{number + 1}/{len(plan)} {job.source.name}")
+
+        def on_image(image: Image) -> tuple[Image, dict[str, Any]]:
+            def advance(done: int, total: int) -> None:
+                progress.update(bar, completed=done, total=total)
+
+            return work(image, advance)
+
+        return jobs.run(
+            plan, on_image, overwrite=overwrite, skip_existing=skip_existing, on_file=on_file
+        )
+
+
+def finish(report: Report, as_json: bool) -> None:
+    """Prints what was done and leaves with the right exit code."""
+    for fact in report.done:
+        for warning in fact["warnings"]:
+            typer.echo(f"warning: {fact['input']}: {warning}", err=True)
+    if as_json:
+        typer.echo(json.dumps(asdict(report), indent=2))
+    else:
+        for fact in report.done:
+            what = f"sigma {fact['sigma']:g}" if "sigma" in fact else f"x{fact['scale']:g}"
+            typer.echo(f"{fact['output']} ({what}, {fact['seconds']:.1f} s)")
+    count = len(report.done) + len(report.skipped) + len(report.failed)
+    if report.failed and count > 1:
+        typer.echo(f"{len(report.failed)} of {count} files failed:", err=True)
+    for failure in report.failed:
+        typer.echo(f"error: {failure['error']}", err=True)
+    if report.skipped and not as_json:
+        typer.echo(f"{len(report.skipped)} skipped, their results exist", err=True)
+    raise typer.Exit(report.exit_code)

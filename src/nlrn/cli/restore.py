@@ -1,0 +1,191 @@
+"""nlrn denoise, nlrn upscale: images in, images out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nlrn.cli.entry import app, errors_in_one_line, number
+from nlrn.cli.files import Work, announce_long_work, finish, run_jobs
+
+if TYPE_CHECKING:
+    from nlrn.images import Image
+    from nlrn.model import NLRN
+    from nlrn.tasks import Settings
+
+
+@app.command()
+def denoise(
+    inputs: Annotated[list[str], typer.Argument(help="Images, folders or patterns.")],
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="File, or folder for several images.")
+    ] = None,
+    sigma: Annotated[
+        str, typer.Option(help="Noise level on the 0..255 scale; auto estimates it per image.")
+    ] = "auto",
+    strength: Annotated[float, typer.Option(help="1 for the full effect, 0 for none.")] = 1.0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+    suffix: Annotated[
+        str, typer.Option(help="Added to the name of results beside their input.")
+    ] = "_denoised",
+    model: Annotated[
+        str | None, typer.Option(help="A model's name (see nlrn models) or a .safetensors file.")
+    ] = None,
+    tile: Annotated[
+        str,
+        typer.Option(
+            "--tile",
+            "-t",
+            help="Side of the tiles; auto by memory, 0 for none. Small ones are slow.",
+        ),
+    ] = "auto",
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Tiles that equal the whole image; slower.")
+    ] = False,
+    views: Annotated[
+        int, typer.Option(help="Average over this many flips and rotations, up to 8.")
+    ] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="fp32, or bf16: faster on recent CPUs.")] = "fp32",
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Folders with all that is below them.")
+    ] = False,
+    skip_existing: Annotated[
+        bool, typer.Option("--skip-existing", help="Pass over images whose result exists.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Remove noise: NAME_denoised.EXT is written beside each image unless -o says otherwise.
+
+    The models expect white Gaussian noise. A camera's JPEG has other noise: expect less there.
+    """
+    with errors_in_one_line():
+        from nlrn import jobs
+
+        level = number(sigma, "sigma", "auto")
+        side = number(tile, "tile", "auto")
+        plan = jobs.collect(inputs, output, suffix, recursive=recursive)
+        from nlrn.tasks import Settings  # loads torch: only after the paths were found good
+
+        settings = Settings(None if side is None else int(side), exact, views, dtype, device)
+        work = _denoiser(level, strength, model, settings)
+        report = run_jobs(plan, work, overwrite, skip_existing)
+    finish(report, as_json)
+
+
+def _denoiser(sigma: float | None, strength: float, model: str | None, settings: Settings) -> Work:
+    """What to do with one image; models are loaded once."""
+    from nlrn import tasks
+
+    if not 0 <= strength <= 1:
+        raise ValueError(f"strength must be between 0 and 1, got {strength:g}")
+    if not 1 <= settings.views <= 8:
+        raise ValueError(f"views must be between 1 and 8, got {settings.views}")
+    from nlrn.inference import choose_device
+
+    choose_device(settings.device)
+    networks: dict[str, NLRN] = {}
+
+    def network_for(level: float) -> tuple[str, NLRN]:
+        name = model if model is not None else tasks.choose_weight(level)
+        if name not in networks:
+            networks[name] = tasks.load_model(name, level)
+        return name, networks[name]
+
+    network_for(25.0 if sigma is None else sigma)  # a wrong name ends here, before any image
+    rates: dict[str, float] = {}
+
+    def work(image: Image, progress: Callable[[int, int], None]) -> tuple[Image, dict[str, Any]]:
+        level = tasks.check_sigma(sigma, image)
+        name, network = network_for(level)
+        planes = 1 if image.pixels.ndim == 2 else 3 // network.config.in_channels
+        size = (image.height, image.width)
+        announce_long_work(name, network, size, planes, settings, rates)
+        result = tasks.denoise_image(image, level, network, strength, settings, progress)
+        return result, {"sigma": round(level, 2), "model": name}
+
+    return work
+
+
+@app.command()
+def upscale(
+    inputs: Annotated[list[str], typer.Argument(help="Images, folders or patterns.")],
+    scale: Annotated[
+        str, typer.Option("--scale", "-s", help="More than 1, up to 4; trained for 2, 3 and 4.")
+    ] = "2",
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="File, or folder for several images.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+    suffix: Annotated[
+        str | None,
+        typer.Option(help="Added to the name of results beside their input; _x2 for scale 2."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A model's name (see nlrn models) or a .safetensors file.")
+    ] = None,
+    tile: Annotated[
+        str,
+        typer.Option(
+            "--tile", "-t", help="Side of the tiles in the result; auto by memory, 0 for none."
+        ),
+    ] = "auto",
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Tiles that equal the whole image; slower.")
+    ] = False,
+    views: Annotated[
+        int, typer.Option(help="Average over this many flips and rotations, up to 8.")
+    ] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="fp32, or bf16: faster on recent CPUs.")] = "fp32",
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Folders with all that is below them.")
+    ] = False,
+    skip_existing: Annotated[
+        bool, typer.Option("--skip-existing", help="Pass over images whose result exists.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Enlarge: NAME_x2.EXT is written beside each image unless -o says otherwise.
+
+    Factors between the trained ones work too, as well as the nearest of them. The models expect
+    images that were shrunk by bicubic interpolation, without noise.
+    """
+    with errors_in_one_line():
+        from nlrn import jobs
+
+        factor = number(scale, "scale", None)
+        assert factor is not None
+        side = number(tile, "tile", "auto")
+        ending = suffix if suffix is not None else f"_x{factor:g}"
+        plan = jobs.collect(inputs, output, ending, recursive=recursive)
+        from nlrn.tasks import Settings  # loads torch: only after the paths were found good
+
+        settings = Settings(None if side is None else int(side), exact, views, dtype, device)
+        report = run_jobs(plan, _upscaler(factor, model, settings), overwrite, skip_existing)
+    finish(report, as_json)
+
+
+def _upscaler(scale: float, model: str | None, settings: Settings) -> Work:
+    """What to do with one image; the model is loaded once."""
+    from nlrn import tasks
+    from nlrn.inference import choose_device
+
+    tasks.check_scale(scale)
+    if not 1 <= settings.views <= 8:
+        raise ValueError(f"views must be between 1 and 8, got {settings.views}")
+    choose_device(settings.device)
+    name = model if model is not None else tasks.choose_upscaler()
+    network = tasks.load_upscaler(name)
+    rates: dict[str, float] = {}
+
+    def work(image: Image, progress: Callable[[int, int], None]) -> tuple[Image, dict[str, Any]]:
+        size = (math.ceil(image.height * scale), math.ceil(image.width * scale))
+        announce_long_work(name, network, size, 1, settings, rates)
+        result = tasks.upscale_image(image, scale, network, settings, progress)
+        return result, {"scale": scale, "model": name}
+
+    return work
