@@ -16,7 +16,7 @@ import skimage.data
 import tifffile
 from typer.testing import CliRunner, Result
 
-from nlrn import cli, images, weights
+from nlrn import cli, images, tasks, weights
 from nlrn.cli import files
 from nlrn.model import CONFIGS, random_network
 from nlrn.tasks import Settings
@@ -274,6 +274,43 @@ def test_bad_options_are_named(tmp_path: Path, model: str, options: list, words:
     source = picture(tmp_path / "a.png")
     given = options if "--model" in options else ["--model", model, *options]
     assert_one_clear_line(nlrn("denoise", source, *given), *words)
+    assert names(tmp_path) == ["a.png"]
+
+
+@pytest.mark.parametrize("method", tasks.CLASSIC)
+def test_classic_methods_keep_depth_alpha_and_profile(tmp_path: Path, method: str) -> None:
+    values = np.random.default_rng(0).integers(0, 65535, (12, 9, 4), np.uint16)
+    source = images.Image(values[..., :3].copy(), values[..., 3].copy(), None, b"a profile")
+    images.write(tmp_path / "a.png", source)
+    result = nlrn("denoise", tmp_path / "a.png", "--method", method, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["done"][0]["method"] == method
+    assert not result.stderr  # no bar without a terminal
+    read = images.read(tmp_path / "a_denoised.png")
+    assert read.pixels.dtype == np.uint16 and not np.array_equal(read.pixels, source.pixels)
+    assert read.alpha is not None and np.array_equal(read.alpha, values[..., 3])
+    assert read.icc == b"a profile"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--method", "median"], ["method must be one of nlrn, nlm, bm3d", "'median'"]),
+        (["--method", "bm3d", "--model", "m"], ["model is for method nlrn, not for bm3d"]),
+        (["--method", "bm3d", "--tile", "64"], ["tile is for method nlrn"]),
+        (["--method", "wnnm", "--exact"], ["exact is for method nlrn"]),
+        (["--method", "nlm", "--views", "4"], ["views is for method nlrn"]),
+        (["--method", "nlm", "--dtype", "bf16"], ["dtype is for method nlrn"]),
+        (["--method", "nlm", "--sigma", "999"], ["sigma must be 0 or more, at most 255"]),
+        (["--method", "nlm", "--device", "toaster"], ["device", "toaster"]),
+    ],
+    ids=lambda value: "=".join(value) if value[0].startswith("--") else "",
+)
+def test_what_a_classic_method_cannot_take_is_named(
+    tmp_path: Path, options: list, words: list
+) -> None:
+    source = picture(tmp_path / "a.png")
+    assert_one_clear_line(nlrn("denoise", source, *options), *words)
     assert names(tmp_path) == ["a.png"]
 
 

@@ -161,6 +161,54 @@ def test_bad_arguments_are_named(
         nlrn.denoise(image, **({"sigma": 25, "model": network} | options))
 
 
+@pytest.mark.parametrize("method", tasks.CLASSIC)
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((12, 17), "uint16"), ((9, 14, 3), "float64"), ((11, 7, 4), "uint8")]
+)
+def test_classic_methods_keep_shape_type_and_alpha(
+    method: str, shape: tuple[int, ...], dtype: str
+) -> None:
+    image = noisy(shape, dtype)
+    before = image.copy()
+    told: list[tuple[int, int]] = []
+    result = nlrn.denoise(image, 25, method=method, progress=lambda *done: told.append(done))
+    assert result.shape == image.shape and result.dtype == image.dtype
+    assert np.array_equal(image, before) and not np.array_equal(result, image)
+    colours = (..., slice(0, 3)) if len(shape) == 3 else ...
+    expected = tasks.CLASSIC[method](np.ascontiguousarray(image[colours]), 25)
+    np.testing.assert_array_equal(result[colours], expected)
+    if shape[2:] == (4,):
+        assert np.array_equal(result[..., 3], image[..., 3])
+    assert told[-1][0] == told[-1][1] > 0
+
+
+def test_strength_and_sigma_of_classic_methods() -> None:
+    image = noisy((30, 34), "float32")
+    full = nlrn.denoise(image, 25, method="nlm")
+    half = nlrn.denoise(image, 25, method="nlm", strength=0.5)
+    np.testing.assert_allclose(half, (full + image) / 2, atol=1e-6)
+    assert np.array_equal(nlrn.denoise(image, 0, method="nlm"), image)
+    automatic = nlrn.denoise(image, method="nlm")
+    level = nlrn.estimate_sigma(image)
+    np.testing.assert_array_equal(automatic, nlrn.denoise(image, level, method="nlm"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "median"}, "method must be one of nlrn, nlm, bm3d, wnnm.*got 'median'"),
+        ({"method": "bm3d", "model": "x"}, "model is for method nlrn, not for bm3d"),
+        ({"method": "nlm", "settings": Settings(tile=64)}, "tile is for method nlrn, not for nlm"),
+        ({"method": "nlm", "settings": Settings(views=8)}, "views is for method nlrn"),
+        ({"method": "nlm", "settings": Settings(dtype="bf16")}, "dtype is for method nlrn"),
+        ({"method": "nlm", "strength": 2}, "strength must be between 0 and 1, got 2"),
+    ],
+)
+def test_what_a_classic_method_cannot_take_is_named(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        nlrn.denoise(noisy((9, 9), "uint8"), 25, **options)
+
+
 def test_bad_settings_are_named() -> None:
     with pytest.raises(ValueError, match="dtype must be one of fp32, bf16, got 'fp8'"):
         Settings(dtype="fp8")

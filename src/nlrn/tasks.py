@@ -5,20 +5,26 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nlrn import images, weights
+from nlrn import classic, images, weights
 from nlrn.degrade import imresize
 from nlrn.images import Image
-from nlrn.inference import restore
+from nlrn.inference import choose_device, restore
 from nlrn.model import NLRN
 from nlrn.noise import estimate_sigma
 
+# Methods that need no training; the network's name is "nlrn".
+CLASSIC: dict[str, Callable[..., np.ndarray]] = {
+    "nlm": classic.denoise_nlm,
+    "bm3d": classic.denoise_bm3d,
+    "wnnm": classic.denoise_wnnm,
+}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Contrast may shrink as much as it takes to bring strong noise down to the level a model knows. It
 # may hardly grow: measured with the sigma 25 model, more than 1.2 loses more than it gains, since
@@ -58,13 +64,14 @@ def denoise(
     sigma: float | None = None,
     *,
     strength: float = 1.0,
+    method: str = "nlrn",
     model: NLRN | str | Path | None = None,
     settings: Settings | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
     """Returns the image without its noise, in the shape and type in which it came.
 
-    The models expect white Gaussian noise. The noise in a camera's JPEG is not white: results
+    All methods expect white Gaussian noise. The noise in a camera's JPEG is not white: results
     there are softer than they could be.
 
     Args:
@@ -72,14 +79,20 @@ def denoise(
             [0, 1]; or the path of an image file.
         sigma: standard deviation of the noise on the 0..255 scale; None estimates it.
         strength: 1 for the full effect, 0 for none.
+        method: "nlrn" for the network, or a classic one: "nlm", "bm3d", "wnnm".
         model: a network, the name of a weight in the package, or a file; None chooses by sigma.
-        settings: tiles, views, precision, device.
+        settings: tiles, views, precision, device; a classic method knows the device alone.
         progress: called with (done, total) in equal units of work.
     """
+    settings = settings or Settings()
+    check_method(method, model, settings)
     picture = images.read(image) if isinstance(image, str | Path) else _as_image(image)
     level = check_sigma(sigma, picture)
-    network = load_model(model, level)
-    result = denoise_image(picture, level, network, strength, settings or Settings(), progress)
+    if method in CLASSIC:
+        result = denoise_classic(picture, level, method, strength, settings.device, progress)
+    else:
+        network = load_model(model, level)
+        result = denoise_image(picture, level, network, strength, settings, progress)
     if result.alpha is not None:
         return np.dstack([result.pixels, result.alpha])
     return result.pixels
@@ -94,8 +107,7 @@ def denoise_image(
     progress: Callable[[int, int], None] | None = None,
 ) -> Image:
     """The picture with its noise of level sigma (0..255) removed; alpha and metadata stay."""
-    if not 0 <= strength <= 1:
-        raise ValueError(f"strength must be between 0 and 1, got {strength:g}")
+    check_strength(strength)
     if strength == 0 or sigma == 0:
         return picture.with_pixels(picture.pixels.copy())
     pixels = images.to_float(picture.pixels)
@@ -117,6 +129,24 @@ def denoise_image(
     )
     clean = 0.5 + (clean - 0.5) / scale
     result = from_planes(strength * clean + (1 - strength) * noisy, pixels.ndim)
+    return picture.with_pixels(images.from_float(result, picture.pixels.dtype))
+
+
+def denoise_classic(
+    picture: Image,
+    sigma: float,
+    method: str,
+    strength: float,
+    device: str,
+    progress: Callable[[int, int], None] | None = None,
+) -> Image:
+    """The picture with its noise removed by a method of `CLASSIC`; alpha and metadata stay."""
+    check_strength(strength)
+    if strength == 0 or sigma == 0:
+        return picture.with_pixels(picture.pixels.copy())
+    noisy = images.to_float(picture.pixels)
+    clean = CLASSIC[method](noisy, sigma, device=choose_device(device), progress=progress)
+    result = strength * clean + (1 - strength) * noisy
     return picture.with_pixels(images.from_float(result, picture.pixels.dtype))
 
 
@@ -206,6 +236,26 @@ def _bicubic(pixels: np.ndarray, scale: float) -> np.ndarray:
     if pixels.ndim == 2:
         return imresize(pixels, scale).astype(np.float32)
     return np.stack([imresize(channel, scale) for channel in np.moveaxis(pixels, 2, 0)], axis=2)
+
+
+def check_strength(strength: float) -> None:
+    """Raises unless it is a share of the effect."""
+    if not 0 <= strength <= 1:
+        raise ValueError(f"strength must be between 0 and 1, got {strength:g}")
+
+
+def check_method(method: str, model: NLRN | str | Path | None, settings: Settings) -> None:
+    """Raises if there is no such method, or it is a classic one and something is for networks."""
+    if method == "nlrn":
+        return
+    if method not in CLASSIC:
+        raise ValueError(f"method must be one of nlrn, {', '.join(CLASSIC)}, got {method!r}")
+    if model is not None:
+        raise ValueError(f"model is for method nlrn, not for {method}")
+    usual = Settings(device=settings.device)
+    for field in fields(Settings):
+        if getattr(settings, field.name) != getattr(usual, field.name):
+            raise ValueError(f"{field.name} is for method nlrn, not for {method}")
 
 
 def check_scale(scale: float) -> None:

@@ -26,6 +26,9 @@ def denoise(
     sigma: Annotated[
         str, typer.Option(help="Noise level on the 0..255 scale; auto estimates it per image.")
     ] = "auto",
+    method: Annotated[
+        str, typer.Option(help="nlrn: the network; without training: nlm, bm3d, wnnm.")
+    ] = "nlrn",
     strength: Annotated[float, typer.Option(help="1 for the full effect, 0 for none.")] = 1.0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     suffix: Annotated[
@@ -60,7 +63,7 @@ def denoise(
 ) -> None:
     """Remove noise: NAME_denoised.EXT is written beside each image unless -o says otherwise.
 
-    The models expect white Gaussian noise. A camera's JPEG has other noise: expect less there.
+    All methods expect white Gaussian noise. A camera's JPEG has other noise: expect less there.
     """
     with errors_in_one_line():
         from nlrn import jobs
@@ -71,22 +74,49 @@ def denoise(
         from nlrn.tasks import Settings  # loads torch: only after the paths were found good
 
         settings = Settings(None if side is None else int(side), exact, views, dtype, device)
-        work = _denoiser(level, strength, model, settings)
+        work = _denoiser(level, strength, method, model, settings)
         report = run_jobs(plan, work, overwrite, skip_existing)
     finish(report, as_json)
 
 
-def _denoiser(sigma: float | None, strength: float, model: str | None, settings: Settings) -> Work:
-    """What to do with one image; models are loaded once."""
+def _denoiser(
+    sigma: float | None, strength: float, method: str, model: str | None, settings: Settings
+) -> Work:
+    """What to do with one image."""
     from nlrn import tasks
-
-    if not 0 <= strength <= 1:
-        raise ValueError(f"strength must be between 0 and 1, got {strength:g}")
-    if not 1 <= settings.views <= 8:
-        raise ValueError(f"views must be between 1 and 8, got {settings.views}")
     from nlrn.inference import choose_device
 
+    tasks.check_strength(strength)
+    tasks.check_method(method, model, settings)
+    _check_views(settings.views)
     choose_device(settings.device)
+    if method in tasks.CLASSIC:
+        return _classic_denoiser(sigma, strength, method, settings.device)
+    return _network_denoiser(sigma, strength, model, settings)
+
+
+def _check_views(views: int) -> None:
+    if not 1 <= views <= 8:
+        raise ValueError(f"views must be between 1 and 8, got {views}")
+
+
+def _classic_denoiser(sigma: float | None, strength: float, method: str, device: str) -> Work:
+    from nlrn import tasks
+
+    def work(image: Image, progress: Callable[[int, int], None]) -> tuple[Image, dict[str, Any]]:
+        level = tasks.check_sigma(sigma, image)
+        result = tasks.denoise_classic(image, level, method, strength, device, progress)
+        return result, {"sigma": round(level, 2), "method": method}
+
+    return work
+
+
+def _network_denoiser(
+    sigma: float | None, strength: float, model: str | None, settings: Settings
+) -> Work:
+    """Models are loaded once."""
+    from nlrn import tasks
+
     networks: dict[str, NLRN] = {}
 
     def network_for(level: float) -> tuple[str, NLRN]:
@@ -105,7 +135,7 @@ def _denoiser(sigma: float | None, strength: float, model: str | None, settings:
         size = (image.height, image.width)
         announce_long_work(name, network, size, planes, settings, rates)
         result = tasks.denoise_image(image, level, network, strength, settings, progress)
-        return result, {"sigma": round(level, 2), "model": name}
+        return result, {"sigma": round(level, 2), "method": "nlrn", "model": name}
 
     return work
 
@@ -175,8 +205,7 @@ def _upscaler(scale: float, model: str | None, settings: Settings) -> Work:
     from nlrn.inference import choose_device
 
     tasks.check_scale(scale)
-    if not 1 <= settings.views <= 8:
-        raise ValueError(f"views must be between 1 and 8, got {settings.views}")
+    _check_views(settings.views)
     choose_device(settings.device)
     name = model if model is not None else tasks.choose_upscaler()
     network = tasks.load_upscaler(name)
