@@ -18,6 +18,7 @@ from nlrn.bench.tables import TABLES, Printed, Table
 ROWS = Path("docs") / "results"  # one file of rows for each table
 DOCUMENTS = (Path("README.md"), Path("docs") / "results.md")
 RIVALS = ("BM3D", "DnCNN", "MemNet")  # of the paper's other methods, what the README shows
+MEASURED = ("BM3D-package", "BM3D", "WNNM")  # of those that ran here
 _BLOCK = re.compile(r"(<!-- bench (\S+) (\S+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
 
@@ -68,7 +69,7 @@ def current(rows: Iterable[Row]) -> list[Row]:
 def _is_current(row: Row) -> bool:
     table = TABLES[row.table]
     if row.method not in table.weights:
-        return row.method in methods.BASELINES[table.task]
+        return row.method in methods.names(table)
     name = table.weights[row.method].get(row.level, "")
     return name in weights.manifest() and row.version == methods.weight_label(name)
 
@@ -96,7 +97,7 @@ def compact(table: Table, found: Sequence[Mean]) -> str:
     places = dict.fromkeys((m.set, m.level) for m in own if m.method in ours)
     paper = {place: tables.printed(table.name, *place) for place in places}
     rivals = [name for name in RIVALS if any(name in cells for cells in paper.values())]
-    measured = [name for name in rivals if any(m.method == name for m in own)]
+    measured = [name for name in MEASURED if any(m.method == name for m in own)]
     columns = ["set", "scale" if table.task == "sr" else "sigma"]
     known = [name for name in ours if any(name in cells for cells in paper.values())]
     columns += [f"{name}, ours" for name in ours] + [f"{name}, paper" for name in known]

@@ -12,12 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nlrn import data, weights
 from nlrn.bench.tables import Table
 from nlrn.degrade import imresize
+
+if TYPE_CHECKING:
+    import torch
 
 Restorer = Callable[[np.ndarray, int], np.ndarray]
 PROTOCOLS = ("whole", "overlap")
@@ -38,7 +42,7 @@ def bicubic(degraded: np.ndarray, level: int) -> np.ndarray:
     return imresize(degraded, level)
 
 
-def bm3d(degraded: np.ndarray, level: int) -> np.ndarray:
+def bm3d_package(degraded: np.ndarray, level: int) -> np.ndarray:
     """The package of BM3D's authors, with its own settings."""
     import bm3d
 
@@ -66,21 +70,23 @@ def nlm_skimage(degraded: np.ndarray, level: int) -> np.ndarray:
     return np.asarray(cleaned)
 
 
-# name -> what it computes, for each task. `nlrn bench --methods` takes these and NETWORKS.
+# name -> what it computes, for each task. `nlrn bench --methods` takes these, CLASSIC and NETWORKS.
 BASELINES: dict[str, dict[str, Restorer]] = {
     "denoise": {
         "noisy": noisy,
         "NLM-OpenCV": nlm_opencv,
         "NLM-skimage": nlm_skimage,
-        "BM3D": bm3d,
+        "BM3D-package": bm3d_package,
     },
     "sr": {"bicubic": bicubic},
 }
+# Our own, for denoising: name -> that of `nlrn.tasks.CLASSIC`
+CLASSIC = {"NLM": "nlm", "BM3D": "bm3d", "WNNM": "wnnm"}
 # name -> views that are averaged; which weight it runs with is the table's business
 NETWORKS = {"NLRN": 1, "NLRN-MV": 8, "NLRN-400": 1, "NLRN-300": 1, "NLRN-300-MV": 8}
 # method -> (module, distribution) that it needs besides the package's own dependencies
 _NEEDS = {
-    "BM3D": ("bm3d", "bm3d"),
+    "BM3D-package": ("bm3d", "bm3d"),
     "NLM-OpenCV": ("cv2", "opencv-python-headless"),
     "NLM-skimage": ("skimage", "scikit-image"),
 }
@@ -88,7 +94,7 @@ _NEEDS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """How networks run.
+    """How networks run; the classic methods take the device from it.
 
     Attributes:
         protocol: "whole" for the whole image at once (or its tiles), "overlap" for the authors'
@@ -118,7 +124,7 @@ class Bound:
         restore: (degraded, level) -> restored.
         version: what computed it: the weight and its sha256, or a package and its version.
         protocol: "whole", or "overlap" for a network that ran so.
-        precision: of a network; empty otherwise.
+        precision: of what runs in PyTorch; empty otherwise.
         device: where it runs.
     """
 
@@ -131,7 +137,9 @@ class Bound:
 
 def names(table: Table) -> list[str]:
     """The methods that can stand in a table."""
-    return [*BASELINES[table.task], *(name for name in NETWORKS if name in table.weights)]
+    classic = CLASSIC if table.task == "denoise" else ()
+    networks = (name for name in NETWORKS if name in table.weights)
+    return [*BASELINES[table.task], *classic, *networks]
 
 
 def weight_of(table: Table, method: str, level: int, setting: Setting) -> str:
@@ -147,6 +155,8 @@ def bind(table: Table, image_set: str, level: int, method: str, setting: Setting
     """
     if method in BASELINES[table.task]:
         return Bound(BASELINES[table.task][method], _package_version(method))
+    if method in CLASSIC:
+        return classic_method(CLASSIC[method], setting.device)
     name = weight_of(table, method, level, setting)
     if name not in weights.manifest() and not setting.weight:
         raise UnavailableError(f"{method} at {table.level(level)}: no weight {name!r} yet")
@@ -160,6 +170,19 @@ def _package_version(method: str) -> str:
     if importlib.util.find_spec(module) is None:
         raise UnavailableError(f"{method}: needs {distribution}, pip install 'nlrn[bench]'")
     return f"{distribution} {metadata.version(distribution)}"
+
+
+def classic_method(name: str, device: str) -> Bound:
+    """A classic method of this package."""
+    from nlrn import tasks
+    from nlrn.inference import choose_device
+
+    where = choose_device(device)
+
+    def run(degraded: np.ndarray, level: int) -> np.ndarray:
+        return tasks.CLASSIC[name](degraded, level, device=where)
+
+    return Bound(run, "nlrn", precision="fp32", device=_device_name(where))
 
 
 def network(name: str, image_set: str, views: int, task: str, setting: Setting) -> Bound:
@@ -183,8 +206,14 @@ def network(name: str, image_set: str, views: int, task: str, setting: Setting) 
             result = restore(model, given, views=views, dtype=dtype, device=device)
         return result[0, 0].double().numpy()
 
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
+    where = _device_name(device)
     return Bound(run, weight_label(name), setting.protocol, setting.dtype, where)
+
+
+def _device_name(device: torch.device) -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
 
 
 def weight_label(name: str) -> str:

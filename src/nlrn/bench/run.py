@@ -39,7 +39,7 @@ class Row:
         seed: of the table's noise.
         protocol: "whole", or "overlap" for a network on averaged patches.
         version: the weight and its sha256, or the package and its version.
-        precision, device: of a network.
+        precision, device: of what ran in PyTorch.
     """
 
     table: str

@@ -53,7 +53,9 @@ class Table:
 _BSD400 = {level: f"denoise-gray-s{level}" for level in (15, 25, 50)}
 _BSD300 = {30: "denoise-gray-s30", 50: "denoise-gray-s50-bsd300", 70: "denoise-gray-s70"}
 _SR = dict.fromkeys((2, 3, 4), "sr-y")
-_CLASSIC = ("noisy", "NLM-OpenCV", "NLM-skimage", "BM3D")
+# WNNM can be asked for: on a CPU it takes minutes for an image.
+_CLASSIC = ("noisy", "NLM-OpenCV", "NLM-skimage", "NLM", "BM3D-package", "BM3D")
+_PRINTED_AS = {"BM3D-package": "BM3D"}  # two programs for one method of the paper
 
 TABLES = {
     table.name: table
@@ -132,6 +134,11 @@ def printed(table: str, image_set: str, level: int) -> dict[str, Printed]:
     """What the paper prints for a set and level: method -> figures."""
     cells = _paper()["figures"].get(table, {}).get(image_set, {}).get(str(level), {})
     return {method: Printed(*figures) for method, figures in cells.items()}
+
+
+def printed_for(table: str, image_set: str, level: int, method: str) -> Printed:
+    """What the paper prints for a method of ours."""
+    return printed(table, image_set, level).get(_PRINTED_AS.get(method, method), Printed())
 
 
 def facts(table: str) -> dict[str, dict[str, Any]]:
