@@ -118,7 +118,7 @@ def assert_parity(case: Case, device: str = "cpu") -> None:
     for name, a, b in zip(names, got, exact, strict=False):
         assert a.dtype == case.dtype
         assert a.shape == b.shape, name
-        error = float((a.double().cpu() - b).norm() / b.norm())
+        error = float((a.detach().double().cpu() - b.detach()).norm() / b.detach().norm())
         assert error < TOLERANCE[case.dtype], f"{name}: relative error {error:.1e}"
 
 

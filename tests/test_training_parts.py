@@ -17,7 +17,7 @@ from nlrn import training
 from nlrn.degrade import imresize, mod_crop
 from nlrn.model import NLRN, NLRNConfig, random_network
 from nlrn.ops import neighborhood_attention
-from nlrn.training import learner
+from nlrn.training import learner, tied
 from nlrn.training.batches import Patches
 from nlrn.training.config import Config, Data, Machine, Stage, TrainingError
 from nlrn.training.dense import DenseAttention
@@ -340,3 +340,29 @@ def test_a_step_whose_gradient_is_no_number_is_left_out() -> None:
     step(bad, good, 1e-3, 0.1)
     step(good + 0.1, good, 1e-3, 0.1)  # a new network is the identity: an error of 0.1
     assert step.take()[0] == pytest.approx(0.5 * (0.1 * 255 / config.data.sigma) ** 2, rel=1e-4)
+
+
+@pytest.mark.parametrize("every", [0, 1, 3])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_gradients_of_shared_weights_are_those_of_autograd(
+    every: int, layout: torch.memory_format
+) -> None:
+    config = NLRNConfig(steps=4, channels=8, embed=4, window=5, non_local_every=every)
+    model = random_network(config).double().to(memory_format=layout)  # type: ignore[call-overload]
+    image = torch.rand(2, 1, 9, 11, dtype=torch.float64)
+    model(image).square().sum().backward()
+    wanted = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    tied.forward(model, image, torch.float64).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        if wanted[name] is None:
+            assert parameter.grad is None, name
+        else:
+            torch.testing.assert_close(parameter.grad, wanted[name], rtol=1e-12, atol=1e-12)
+            assert parameter.grad.stride() == parameter.stride(), name
+
+
+def test_networks_without_shared_weights_train_as_well() -> None:
+    model = random_network(NLRNConfig(steps=2, channels=8, embed=4, window=5, tied=False))
+    image = torch.rand(1, 1, 7, 8)
+    torch.testing.assert_close(tied.forward(model, image, torch.float32), model(image))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -276,10 +277,14 @@ class NLRN(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Degraded image [B, in, H, W] in [0, 1] -> restored image [B, out, H, W]."""
+        return self.unroll(image, self.cell)
+
+    def unroll(self, image: Tensor, cell: Callable[[int], Callable[..., Any]]) -> Tensor:
+        """`forward` with cell(t) in place of the cell of state t, counted from 0."""
         first = state = self.conv_in(self.norm_in(image))
         correlation: Correlation | None = None
         for t in range(self.config.steps):
-            state, correlation = self.cell(t)(
+            state, correlation = cell(t)(
                 state, first, correlation, self.norm(t), self.config.is_non_local(t)
             )
         residual = self.conv_out(F.relu(self.norm_out(state)))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nlrn.training import tied
 from nlrn.training.config import Config
 from nlrn.training.learner import Learner
 
@@ -128,7 +129,10 @@ class Step:
 
     def _compute(self, noisy: Tensor, clean: Tensor) -> None:
         with self.fabric.autocast():
-            restored = self.learner.model(noisy)
+            device = noisy.device.type
+            half = torch.is_autocast_enabled(device)
+            dtype = torch.get_autocast_dtype(device) if half else noisy.dtype
+            restored = tied.forward(self.learner.model, noisy, dtype)
         error = (restored.float() - clean) * self.scale
         loss = 0.5 * error.square().mean()
         loss.backward()
