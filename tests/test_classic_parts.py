@@ -10,7 +10,15 @@ import torch
 from skimage import data as photographs
 from skimage.restoration import denoise_nl_means
 
-from nlrn.classic import denoise_bm3d, denoise_nlm, denoise_wnnm, patches, transforms, wnnm
+from nlrn.classic import (
+    denoise_bm3d,
+    denoise_nlm,
+    denoise_wnnm,
+    patches,
+    spectral,
+    transforms,
+    wnnm,
+)
 from nlrn.degrade import add_noise, rgb2gray
 from nlrn.images import from_float, to_float
 
@@ -126,6 +134,24 @@ def test_low_rank_is_the_published_formula() -> None:
         shrunk = np.where(inside > 0, (s + np.sqrt(np.maximum(inside, 0))) / 2, 0)
         assert 0 < (shrunk > 0).sum() < len(s)  # some stay, some go
         np.testing.assert_allclose(found, (u * shrunk) @ v + mean.numpy(), atol=1e-10)
+
+
+@pytest.mark.parametrize("noise", [25, 3])
+def test_shrinkage_by_products_is_that_by_eigenvectors(
+    noise: float, photograph: np.ndarray
+) -> None:
+    image = torch.from_numpy(add_noise(photograph, noise, 0, "astronaut")).float()
+    every = patches.extract(image, 7)
+    found = patches.match(every, 20, 31, 60)
+    group = every.flatten(0, 1)[found.index]
+    centred = group - group.mean(dim=1, keepdim=True)
+    gram = torch.cat([centred.mT @ centred, torch.zeros(1, 49, 49)])  # a constant group too
+    for limit in (80 * (noise / 255) ** 2, 1e-9, 0.0):
+        limits = torch.full((len(gram),), limit)
+        exact = spectral.by_eigenvectors(gram.double(), limits.double())
+        clean = [centred @ m[:-1] for m in (exact.float(), spectral.by_products(gram, limits))]
+        assert (clean[0] - clean[1]).square().mean().sqrt() < 1e-4
+        assert torch.isfinite(spectral.by_products(gram, limits)).all()
 
 
 def test_wnnm_is_better_than_bm3d(photograph: np.ndarray) -> None:

@@ -19,7 +19,8 @@ TRANSFORMS: dict[str, Callable[[int], Tensor]] = {
 }
 # Luminance first, then two colour differences, as in CBM3D.
 OPPONENT = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [0.5, 0, -0.5], [0.25, -0.5, 0.25]])
-GROUPS = 8192  # patches that are filtered at a time: 2 MB of coefficients stay in the cache
+# Patches that are filtered at a time: 2 MB of coefficients stay in a CPU's cache.
+PATCHES, PATCHES_ON_GPU = 8192, 2**19
 
 
 @dataclass(frozen=True)
@@ -124,18 +125,12 @@ def denoise_bm3d(
         mix = OPPONENT.to(noisy) if len(noisy) == 3 else noisy.new_ones(1, 1)
         mixed = torch.einsum("dc,chw->dhw", mix, noisy)
         sigmas = (sigma / 255 * mix.norm(dim=1)).tolist()
-        basic = _collaborate(mixed, None, sigmas, first, _hard_threshold(cut))
-        _tell(progress, 1)
-        final = _collaborate(mixed, basic, sigmas, second, _wiener)
-        _tell(progress, 2)
+        halves = [planes.share(progress, half, 2) for half in (0, 1)]
+        basic = _collaborate(mixed, None, sigmas, first, hard_threshold(cut), halves[0])
+        final = _collaborate(mixed, basic, sigmas, second, wiener, halves[1])
         return torch.einsum("cd,dhw->chw", torch.linalg.inv(mix), final)
 
     return planes.restore(image, sigma, max(first.patch, second.patch), work, device)
-
-
-def _tell(progress: planes.Progress | None, done: int) -> None:
-    if progress is not None:
-        progress(done, 2)
 
 
 # (noisy group, the guide's group, sigma) -> (factors omega, sum of their squares), both of
@@ -143,7 +138,9 @@ def _tell(progress: planes.Progress | None, done: int) -> None:
 Shrinkage = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
-def _hard_threshold(cut: float) -> Shrinkage:
+def hard_threshold(cut: float) -> Shrinkage:
+    """Factor 1 for coefficients above cut sigma, 0 for the others."""
+
     def shrinkage(noisy: Tensor, guide: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
         kept = noisy.abs() > cut * sigma
         return kept, kept.sum(dim=(1, 2)).clamp(min=1)
@@ -151,14 +148,20 @@ def _hard_threshold(cut: float) -> Shrinkage:
     return shrinkage
 
 
-def _wiener(noisy: Tensor, guide: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
+def wiener(noisy: Tensor, guide: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
+    """Wiener's factors, the guide taken for the truth."""
     energy = guide.square()
     factors = energy / (energy + sigma**2)
     return factors, factors.square().sum(dim=(1, 2)).clamp(min=1e-6)  # a black group has none
 
 
 def _collaborate(
-    noisy: Tensor, guide: Tensor | None, sigmas: list[float], stage: Stage, shrinkage: Shrinkage
+    noisy: Tensor,
+    guide: Tensor | None,
+    sigmas: list[float],
+    stage: Stage,
+    shrinkage: Shrinkage,
+    tell: planes.Progress,
 ) -> Tensor:
     """One step for planes [C, H, W]; groups are found in the first plane.
 
@@ -167,29 +170,31 @@ def _collaborate(
     groups: list[Tensor] = []
     results = []
     for plane, sigma in enumerate(sigmas):
-        spectra = _spectra(noisy[plane], stage)
-        guiding = spectra if guide is None else _spectra(guide[plane], stage)
-        groups = groups or list(_groups(guiding, stage))
-        sums = _filter_groups(spectra, guiding, groups, sigma, shrinkage)
-        results.append(_aggregate(*sums, stage))
+        given = spectra(noisy[plane], stage)
+        guiding = given if guide is None else spectra(guide[plane], stage)
+        groups = groups or list(matched_groups(guiding, stage))
+        sums = _filter_groups(given, guiding, groups, sigma, shrinkage)
+        results.append(aggregate(*sums, stage))
+        tell(len(results), len(sigmas))
     return torch.stack(results)
 
 
-def _spectra(plane: Tensor, stage: Stage) -> Tensor:
+def spectra(plane: Tensor, stage: Stage) -> Tensor:
     """The transform of each patch of a plane [H, W]: [H', W', p*p]."""
     forward, _ = stage.matrices(plane)
     return patches.extract(plane, stage.patch) @ forward.T
 
 
-def _groups(spectra: Tensor, stage: Stage) -> Iterator[Tensor]:
+def matched_groups(given: Tensor, stage: Stage) -> Iterator[Tensor]:
     """Numbers of the patches in each group [G, K], the groups of one size together."""
-    found = patches.match(spectra, stage.step, stage.window, stage.group)
+    found = patches.match(given, stage.step, stage.window, stage.group)
+    chunk = PATCHES if given.device.type == "cpu" else PATCHES_ON_GPU
     similar = (found.distance <= stage.tau * stage.patch**2 / 255**2).sum(dim=1)
     size = 1
     while size <= found.index.shape[1]:
         own = (similar >= size) & (similar < 2 * size)
         if own.any():
-            yield from found.index[own, :size].split(max(1, GROUPS // size))
+            yield from found.index[own, :size].split(max(1, chunk // size))
         size *= 2
 
 
@@ -210,7 +215,7 @@ def _filter_groups(
     return total, weights
 
 
-def _aggregate(total: Tensor, weights: Tensor, stage: Stage) -> Tensor:
+def aggregate(total: Tensor, weights: Tensor, stage: Stage) -> Tensor:
     """The plane [H, W] from summed spectra [H', W', p*p] and weights [H', W']."""
     _, inverse = stage.matrices(total)
     kaiser = torch.kaiser_window(stage.patch, periodic=False, beta=stage.beta).to(total)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 # Reference patches of one row that are compared at once: many make the matrix product with their
 # common candidates faster, few waste less of it on pairs that lie farther apart than the window.
-STRIP = 24
+STRIP, STRIP_ON_GPU = 24, 256
 
 
 def extract(image: Tensor, patch: int) -> Tensor:
@@ -80,10 +80,11 @@ def match(patches: Tensor, step: int, window: int, count: int) -> Matches:
     rows, columns = grid(height, step), grid(width, step)
     padded = F.pad(centred, (0, 0, radius, radius, radius, radius))
     norms = F.pad(centred.square().sum(2), (radius,) * 4, value=torch.inf)
+    strip = STRIP if patches.device.type == "cpu" else STRIP_ON_GPU
     parts = [
-        _match_strip(padded, norms, y, xs.to(patches.device), window, count, width)
+        _match_strip(padded, norms, y, xs, window, count, width)
         for y in rows.tolist()
-        for xs in columns.split(STRIP)
+        for xs in columns.split(strip)
     ]
     index, distance = (torch.cat(part) for part in zip(*parts, strict=True))
     return Matches(index, distance)
@@ -93,8 +94,8 @@ def _match_strip(
     padded: Tensor, norms: Tensor, y: int, xs: Tensor, window: int, count: int, width: int
 ) -> tuple[Tensor, Tensor]:
     """Index and distance [B, K] of the matches of the references at (y, xs [B])."""
-    radius, first = window // 2, int(xs[0])
-    end = int(xs[-1]) + window
+    radius, first, end = window // 2, int(xs[0]), int(xs[-1]) + window
+    xs = xs.to(padded.device)
     strip = padded[y : y + window, first:end]  # q S p*p
     own = padded[y + radius, radius + xs]  # B p*p
     level = norms[y : y + window, None, first:end]  # q 1 S

@@ -63,13 +63,13 @@ def each(
 
     def work(planes: Tensor) -> Tensor:
         count = len(planes)
-        done = [method(plane, _share(progress, c, count)) for c, plane in enumerate(planes)]
+        done = [method(plane, share(progress, c, count)) for c, plane in enumerate(planes)]
         return torch.stack(done)
 
     return work
 
 
-def _share(progress: Progress | None, part: int, parts: int) -> Progress:
+def share(progress: Progress | None, part: int, parts: int) -> Progress:
     """Progress of one of several equal parts, told as progress of the whole."""
 
     def tell(done: int, total: int) -> None:

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nlrn.classic import parallel, patches, planes
+from nlrn.classic import parallel, patches, planes, spectral
 
 # up to this sigma: side of the patch, patches in a group, iterations, lambda (as published)
 PUBLISHED = ((20, 6, 70, 8, 0.54), (40, 7, 90, 12, 0.56), (60, 8, 120, 14, 0.58),
              (planes.LARGEST_SIGMA, 9, 140, 14, 0.58))  # fmt: skip
 FEWER = 10  # patches that a group loses with each new matching, as the noise goes down
-GROUPS = 256  # that are filtered at a time
+# Groups that are filtered at a time: small pieces for the threads of a CPU, many to fill a GPU.
+GROUPS, GROUPS_ON_GPU = 256, 4096
 
 
 def denoise_wnnm(
@@ -46,7 +47,8 @@ def denoise_wnnm(
     Overlapping patches are averaged.
 
     O(T (q^2 p^2 + K p^4 + p^6) / step^2) per pixel for T rounds: the eigenvectors of the p^2 x p^2
-    Gram matrix of each group take most of it. Memory: about 6 p^2 values per pixel. Colour is
+    Gram matrix of each group take most of it (on CUDA, matrix products with the same result; see
+    `nlrn.classic.spectral`). Memory: about 6 p^2 values per pixel. Colour is
     filtered channel by channel.
 
     Args:
@@ -112,7 +114,8 @@ def _average_of_groups(
     def filtered(numbers: Tensor) -> tuple[Tensor, Tensor]:
         return numbers.flatten(), low_rank(flat[numbers], levels[numbers[:, 0]], c)
 
-    for numbers, clean in parallel.each(filtered, index.split(GROUPS), current.device):
+    size = GROUPS if current.device.type == "cpu" else GROUPS_ON_GPU
+    for numbers, clean in parallel.each(filtered, index.split(size), current.device):
         total.index_add_(0, numbers, clean.flatten(0, 1))
         counts.index_add_(0, numbers, counts.new_ones(len(numbers)))
     value = patches.overlap_add(total.T.reshape(-1, *shape), side)
@@ -122,13 +125,12 @@ def _average_of_groups(
 def low_rank(group: Tensor, level: Tensor, c: float) -> Tensor:
     """Groups [G, K, p*p] with noise of that level [G] -> their minimisers.
 
-    From the eigenvectors of the Gram matrix, which is smaller than the group as a rule: a singular
-    value that becomes t of s means a factor t / s along its vector.
+    From the smaller of the two Gram matrices: a singular value that becomes t of s means a factor
+    t / s along its vector.
     """
     mean = group.mean(dim=1, keepdim=True)
     centred = group - mean
-    values, vectors = torch.linalg.eigh(centred.mT @ centred)
-    limit = 4 * c * math.sqrt(group.shape[1]) * level[:, None].square()
-    kept = (1 - limit / values.clamp(min=1e-30)).clamp(min=0).sqrt()
-    factor = torch.where(values > limit, 0.5 + 0.5 * kept, 0)
-    return centred @ ((vectors * factor[:, None]) @ vectors.mT) + mean
+    limit = 4 * c * math.sqrt(group.shape[1]) * level.square()
+    if group.shape[1] < group.shape[2]:
+        return spectral.shrinkage(centred @ centred.mT, limit) @ centred + mean
+    return centred @ spectral.shrinkage(centred.mT @ centred, limit) + mean
