@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data/MANIFEST.json),)
 export NLRN_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test browser test-gpu lint bench-cpu bench-gpu clean
+.PHONY: demo test browser test-gpu lint bench-cpu bench-classic bench-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -39,6 +39,9 @@ browser:
 
 bench-cpu: $(STAMP)
 	$(BIN)/python benchmarks/cpu_restore.py
+
+bench-classic: $(STAMP)
+	$(BIN)/python benchmarks/classic.py
 
 bench-gpu: $(STAMP)
 	$(BIN)/python benchmarks/gpu.py --data "$(NLRN_DATA)"

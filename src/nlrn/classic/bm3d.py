@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nlrn.classic import patches, planes, transforms
+from nlrn.classic import parallel, patches, planes, transforms
 
 Pair = tuple[int, int]
 TRANSFORMS: dict[str, Callable[[int], Tensor]] = {
@@ -203,15 +203,19 @@ def _filter_groups(
 ) -> tuple[Tensor, Tensor]:
     """Weighted sum of the filtered spectra at each position, and of the weights [H', W']."""
     total, weights = torch.zeros_like(noisy), torch.zeros_like(noisy[..., 0])
-    for index in groups:
+
+    def filtered(index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         haar = transforms.haar(index.shape[1]).to(noisy)
         group = haar @ noisy.flatten(0, 1)[index]  # G K p*p
         guiding = group if guide is noisy else haar @ guide.flatten(0, 1)[index]
         factors, energy = shrinkage(group, guiding, sigma)
         weight = 1 / (sigma**2 * energy)  # G
         clean = haar.T @ (group * factors * weight[:, None, None])
-        total.flatten(0, 1).index_add_(0, index.flatten(), clean.flatten(0, 1))
-        weights.flatten().index_add_(0, index.flatten(), weight.repeat_interleave(index.shape[1]))
+        return index.flatten(), clean.flatten(0, 1), weight.repeat_interleave(index.shape[1])
+
+    for numbers, clean, weight in parallel.each(filtered, groups, noisy.device):
+        total.flatten(0, 1).index_add_(0, numbers, clean)
+        weights.flatten().index_add_(0, numbers, weight)
     return total, weights
 
 
@@ -223,6 +227,9 @@ def aggregate(total: Tensor, weights: Tensor, stage: Stage) -> Tensor:
     # Inverse transform and window once per position, not once per group.
     sums = (inverse * window) @ total.flatten(0, 1).T  # p*p H'W'
     share = window * weights.flatten()
-    planes_ = (part.view(-1, *weights.shape) for part in (sums, share))
-    value, weight = (patches.overlap_add(part, stage.patch) for part in planes_)
+
+    def added(part: Tensor) -> Tensor:
+        return patches.overlap_add(part.view(-1, *weights.shape), stage.patch)
+
+    value, weight = parallel.each(added, (sums, share), total.device)
     return value / weight

@@ -1,4 +1,4 @@
-"""Work on small matrices in several threads, each of which computes alone."""
+"""Work in pieces, on a CPU in several threads, each of which computes alone."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _Out = TypeVar("_Out")
 def each(work: Callable[[_In], _Out], items: Iterable[_In], device: torch.device) -> Iterator[_Out]:
     """The results for the items, in order.
 
-    On a CPU, LAPACK takes one matrix of a batch after the other, and several threads inside such a
-    small problem only wait for each other: so one thread per core, each with its own items. At most
+    On a CPU, several threads inside a small problem mostly wait for each other, and LAPACK takes
+    one matrix of a batch after the other: so one thread per core, each with its own items. At most
     two results per thread are kept waiting.
     """
     threads = torch.get_num_threads()
@@ -25,6 +25,7 @@ def each(work: Callable[[_In], _Out], items: Iterable[_In], device: torch.device
         yield from map(work, items)
         return
     waiting: deque[Future[_Out]] = deque()
+    torch.set_num_threads(1)  # for what is done with the results: the cores are taken
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             for item in items:

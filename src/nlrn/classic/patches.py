@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from nlrn.classic import parallel
 
 # Reference patches of one row that are compared at once: many make the matrix product with their
 # common candidates faster, few waste less of it on pairs that lie farther apart than the window.
@@ -80,12 +83,12 @@ def match(patches: Tensor, step: int, window: int, count: int) -> Matches:
     rows, columns = grid(height, step), grid(width, step)
     padded = F.pad(centred, (0, 0, radius, radius, radius, radius))
     norms = F.pad(centred.square().sum(2), (radius,) * 4, value=torch.inf)
-    strip = STRIP if patches.device.type == "cpu" else STRIP_ON_GPU
-    parts = [
-        _match_strip(padded, norms, y, xs, window, count, width)
-        for y in rows.tolist()
-        for xs in columns.split(strip)
-    ]
+    size = STRIP if patches.device.type == "cpu" else STRIP_ON_GPU
+
+    def matched(strip: tuple[int, Tensor]) -> tuple[Tensor, Tensor]:
+        return _match_strip(padded, norms, *strip, window, count, width)
+
+    parts = parallel.each(matched, product(rows.tolist(), columns.split(size)), patches.device)
     index, distance = (torch.cat(part) for part in zip(*parts, strict=True))
     return Matches(index, distance)
 
