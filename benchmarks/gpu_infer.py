@@ -29,6 +29,7 @@ from nlrn import folded, inference
 from nlrn.folded import FoldedNLRN
 from nlrn.model import random_network
 from nlrn.ops import neighborhood_attention
+from nlrn.tiles import network_memory
 
 Size = tuple[int, int]
 
@@ -88,7 +89,7 @@ def ours(setup: Setup, report: Report, network: FoldedNLRN, size: Size, role: st
     run = functools.partial(network, image_of(network, size))
     run()
     peak = peak_gib(run, setup)
-    planned = inference.network_memory(setup.model, *size, setup.dtype, setup.device) / 2**30
+    planned = network_memory(setup.model, *size, setup.dtype, setup.device) / 2**30
     ms = milliseconds(run, setup)
     row(setup, report, size, "ours", ms, peak_gib=peak, planned_gib=planned, role=role)
 

@@ -13,9 +13,9 @@ from test_cli import assert_one_clear_line, nlrn, picture
 import nlrn as package
 from nlrn import images
 from nlrn.explain import Maps, colour, explain, figure, planes_for, trace
-from nlrn.inference import exact_halo
 from nlrn.model import CONFIGS, NLRN, NLRNConfig, NonLocal2d, random_network
 from nlrn.ops import AFFINITIES, Correlation
+from nlrn.tiles import exact_halo
 
 SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=3, channels=8, embed=4)
 

@@ -17,7 +17,7 @@ STOREYS = [
     ["imageformats"],
     ["images", "degrade", "memory", "metrics", "noise", "ops", "weights"],
     ["model", "classic", "data"],
-    ["folded"],
+    ["folded", "tiles"],
     ["inference"],
     ["tasks", "describe", "jobs"],
     ["explain"],

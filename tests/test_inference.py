@@ -8,18 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from nlrn import inference
-from nlrn.inference import (
-    exact_halo,
-    network_memory,
-    plan,
-    planned_pixels,
-    restore,
-    restore_patches,
-    seconds_per_pixel,
-)
+from nlrn import inference, tiles
+from nlrn.inference import planned_pixels, restore, restore_patches, seconds_per_pixel
 from nlrn.model import CONFIGS, NLRN, NLRNConfig, random_network
 from nlrn.ops import neighborhood_attention
+from nlrn.tiles import exact_halo, network_memory, plan
 
 SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=3, channels=8, embed=4)
 
@@ -76,14 +69,14 @@ def test_neighbouring_tiles_are_cross_faded(monkeypatch: pytest.MonkeyPatch) -> 
     image = picture(1, 1, 40, 120)
     model = strong_network(dataclasses.replace(SMALL, window=45))
     whole = restore(model, image, tile=0)
-    monkeypatch.setattr(inference, "HALO", 10)
+    monkeypatch.setattr(tiles, "HALO", 10)
 
     def jump() -> float:
         error = restore(model, image, tile=60) - whole
         return (error[..., 60] - error[..., 59]).abs().mean().item()
 
     faded = jump()
-    monkeypatch.setattr(inference, "FADE", 0)
+    monkeypatch.setattr(tiles, "FADE", 0)
     assert faded < 0.5 * jump()
 
 
@@ -104,13 +97,13 @@ def test_a_restoration_holds_one_copy_of_the_scores(monkeypatch: pytest.MonkeyPa
 
 def test_tiles_cover_every_pixel_once() -> None:
     for size, tile in [((50, 61), 16), ((17, 100), 17), ((1, 40), 8), ((33, 33), 1)]:
-        tiles = plan(SMALL, size, tile, False, torch.float32, 0)
+        cut = plan(SMALL, size, tile, False, torch.float32, 0)
         covered = torch.zeros(size)
         blended = torch.zeros(1, *size)
-        for t in tiles:
+        for t in cut:
             covered[t.core] += 1
             seen = torch.ones(1, *(s.stop - s.start for s in t.seen))
-            inference._paste(blended, seen, t)
+            tiles.paste(blended, seen, t)
         assert (covered == 1).all()
         torch.testing.assert_close(blended, torch.ones(1, *size), rtol=0, atol=1e-6)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from nlrn import weights
-from nlrn.inference import exact_halo
 from nlrn.model import CONFIGS, NLRN
+from nlrn.tiles import exact_halo
 
 
 def network(name: str) -> dict[str, Any]:

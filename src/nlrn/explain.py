@@ -189,7 +189,7 @@ def explain(
         sigma: standard deviation of the noise on the 0..255 scale; None estimates it.
         model: a network, the name of a weight in the package, or a file; None chooses by sigma.
         channel: which one of a colour picture goes through a gray network, red being 0.
-        halo: pixels around the neighbourhood that take part. With all of `inference.exact_halo` the
+        halo: pixels around the neighbourhood that take part. With all of `tiles.exact_halo` the
             maps are those of the whole picture; with the default they were within 1e-4 of them.
         device: "auto" takes a GPU where there is one.
     """
@@ -256,7 +256,7 @@ def trace(
     if not seen.isfinite().all():
         raise ValueError("image has values that float32 cannot hold")
     # Noise of level 0 is as good as very weak noise, and has a ratio to what the model knows.
-    scale = tasks._scale_to_model(network, max(sigma, 1e-3))
+    scale = tasks.scale_to_model(network, max(sigma, 1e-3))
     watched, theta, psi = _watched(network, around is None, progress)
     where, layout = choose_device(device), torch.channels_last
     watched.to(where, dtype).to(memory_format=layout)  # type: ignore[call-overload]

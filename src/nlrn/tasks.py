@@ -114,7 +114,7 @@ def denoise_image(
     if not np.isfinite(pixels).all():
         raise ValueError("image has values that float32 cannot hold")
     noisy = to_planes(pixels, network.config.in_channels)
-    scale = _scale_to_model(network, sigma)
+    scale = scale_to_model(network, sigma)
     # Around mid-gray, so that the brightness the network was trained on stays where it was.
     clean = restore(
         network,
@@ -342,7 +342,7 @@ def choose_weight(sigma: float) -> str:
     return min(trained, key=lambda name: abs(math.log(near / trained[name])))
 
 
-def _scale_to_model(network: NLRN, sigma: float) -> float:
+def scale_to_model(network: NLRN, sigma: float) -> float:
     """Factor on the contrast that brings the noise near the level the network was trained on."""
     try:
         trained = float(network.notes.get("sigma", 0))

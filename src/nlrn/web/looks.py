@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from nlrn.explain import Maps, Trace, trace
-from nlrn.inference import choose_device, network_memory
+from nlrn.inference import choose_device
 from nlrn.memory import free_memory
 from nlrn.model import NLRN
 from nlrn.ops import AFFINITIES
+from nlrn.tiles import network_memory
 
 # docs/web.md has what these cost and how far the maps differ from those of the whole picture.
 HALO = {"cpu": 16, "gpu": 96}
