@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -154,3 +156,43 @@ def test_without_a_weight_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyP
     images.write(tmp_path / "photo.png", Image(images.from_float(random_image(7, 9), np.uint8)))
     result = CliRunner().invoke(app, ["upscale", str(tmp_path / "photo.png")])
     assert result.exit_code == 2 and "no weights for super-resolution yet" in result.stderr
+
+
+@pytest.mark.slow
+def test_large_results_stay_within_the_memory_and_show_no_seam(tmp_path: Path) -> None:
+    """300 x 200 at x4 in a process of its own: over 0.4 GiB as a whole, 1/16 GiB allowed."""
+    script = """
+import numpy as np
+import nlrn
+from nlrn.model import NLRNConfig, random_network
+
+def memory(kind):
+    lines = open("/proc/self/status").read().splitlines()
+    return int(next(line for line in lines if line.startswith(kind)).split()[1]) / 2**20
+
+network = random_network(NLRNConfig(steps=1, channels=8, embed=4, window=3))
+network.notes = {"task": "sr"}
+image = np.random.default_rng(0).random((200, 300)).astype(np.float32)
+settings = nlrn.Settings(device="cpu", memory=2**26)
+nlrn.upscale(image[:20, :20], 4, model=network, settings=settings)
+before = memory("VmRSS")
+picture = nlrn.upscale(image, 4, model=network, settings=settings)
+assert memory("VmHWM") - before < 0.2, (memory("VmHWM"), before)
+whole = nlrn.upscale(image, 4, model=network, settings=nlrn.Settings(device="cpu", tile=0))
+print(np.abs(picture - whole).max())
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert float(found.stdout) < 1e-4
+
+
+def test_a_chart_keeps_its_colours(network: NLRN) -> None:
+    """Patches of colour: what the network adds is gray, and the same for all three channels."""
+    colours = [[255, 0, 0], [0, 160, 0], [0, 0, 255], [255, 255, 0], [0, 200, 200], [128, 64, 32]]
+    chart = np.kron(np.array(colours, np.uint8).reshape(2, 3, 3), np.ones((12, 12, 1), np.uint8))
+    large = nlrn.upscale(chart, 2, model=network, settings=CPU).astype(float)
+    bicubic = nlrn.upscale(chart, 2, model=NLRN(TINY), settings=CPU).astype(float)
+    inside = (bicubic.min(-1) > 40) & (bicubic.max(-1) < 215)  # where nothing is clipped
+    change = (large - bicubic)[inside]
+    assert np.abs(change).max() > 1
+    assert np.ptp(change, axis=-1).max() <= 1  # rounding

@@ -219,10 +219,6 @@ def _row(cell: Cell, file: Path, seed: int, psnr: float, ssim: float, seconds: f
 
 def _measure(cell: Cell, file: Path, seed: int) -> Row:
     """Degrades an image, restores it and compares."""
-    import torch
-
-    from nlrn.metrics import psnr, ssim
-
     clean, degraded = degraded_pair(cell.table.task, data.read_image(file), cell.level, seed, file)
     begun = time.perf_counter()
     try:
@@ -231,11 +227,19 @@ def _measure(cell: Cell, file: Path, seed: int) -> Row:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{cell.method} on {cell.set}/{file.name}: {reason}") from error
     seconds = time.perf_counter() - begun
-    border = cell.level if cell.table.task == "sr" else 0
+    psnr, ssim = figures_of(restored, clean, border=cell.level if cell.table.task == "sr" else 0)
+    return _row(cell, file, seed, round(psnr, 4), round(ssim, 6), round(seconds, 4))
+
+
+def figures_of(restored: np.ndarray, clean: np.ndarray, *, border: int) -> tuple[float, float]:
+    """PSNR in dB and SSIM of an image [H, W], rounded to 0..255, without its border."""
+    import torch
+
+    from nlrn import metrics
+
     images = [torch.from_numpy(np.ascontiguousarray(x))[None, None] for x in (restored, clean)]
-    figures = [float(metric(*images, border=border, quantize=True)) for metric in (psnr, ssim)]
-    rounded = round(figures[0], 4), round(figures[1], 6)
-    return _row(cell, file, seed, *rounded, round(seconds, 4))
+    psnr, ssim = (m(*images, border=border, quantize=True) for m in (metrics.psnr, metrics.ssim))
+    return float(psnr), float(ssim)
 
 
 def degraded_pair(
