@@ -24,6 +24,7 @@ CLASSIC: dict[str, Callable[..., np.ndarray]] = {
     "nlm": classic.denoise_nlm,
     "bm3d": classic.denoise_bm3d,
     "wnnm": classic.denoise_wnnm,
+    "lssc": classic.denoise_lssc,
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Contrast may shrink as much as it takes to bring strong noise down to the level a model knows. It
@@ -79,7 +80,7 @@ def denoise(
             [0, 1]; or the path of an image file.
         sigma: standard deviation of the noise on the 0..255 scale; None estimates it.
         strength: 1 for the full effect, 0 for none.
-        method: "nlrn" for the network, or a classic one: "nlm", "bm3d", "wnnm".
+        method: "nlrn" for the network, or a classic one: "nlm", "bm3d", "wnnm", "lssc".
         model: a network, the name of a weight in the package, or a file; None chooses by sigma.
         settings: tiles, views, precision, device; a classic method knows the device alone.
         progress: called with (done, total) in equal units of work.

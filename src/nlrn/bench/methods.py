@@ -81,7 +81,7 @@ BASELINES: dict[str, dict[str, Restorer]] = {
     "sr": {"bicubic": bicubic},
 }
 # Our own, for denoising: name -> that of `nlrn.tasks.CLASSIC`
-CLASSIC = {"NLM": "nlm", "BM3D": "bm3d", "WNNM": "wnnm"}
+CLASSIC = {"NLM": "nlm", "LSSC": "lssc", "BM3D": "bm3d", "WNNM": "wnnm"}
 # name -> views that are averaged; which weight it runs with is the table's business
 NETWORKS = {"NLRN": 1, "NLRN-MV": 8, "NLRN-400": 1, "NLRN-300": 1, "NLRN-300-MV": 8}
 # method -> (module, distribution) that it needs besides the package's own dependencies

@@ -53,7 +53,7 @@ class Table:
 _BSD400 = {level: f"denoise-gray-s{level}" for level in (15, 25, 50)}
 _BSD300 = {30: "denoise-gray-s30", 50: "denoise-gray-s50-bsd300", 70: "denoise-gray-s70"}
 _SR = dict.fromkeys((2, 3, 4), "sr-y")
-# WNNM can be asked for: on a CPU it takes minutes for an image.
+# LSSC and WNNM can be asked for: on a CPU they take minutes for an image.
 _CLASSIC = ("noisy", "NLM-OpenCV", "NLM-skimage", "NLM", "BM3D-package", "BM3D")
 _PRINTED_AS = {"BM3D-package": "BM3D"}  # two programs for one method of the paper
 

@@ -27,7 +27,7 @@ def denoise(
         str, typer.Option(help="Noise level on the 0..255 scale; auto estimates it per image.")
     ] = "auto",
     method: Annotated[
-        str, typer.Option(help="nlrn: the network; without training: nlm, bm3d, wnnm.")
+        str, typer.Option(help="nlrn: the network; without training: nlm, bm3d, wnnm, lssc.")
     ] = "nlrn",
     strength: Annotated[float, typer.Option(help="1 for the full effect, 0 for none.")] = 1.0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
