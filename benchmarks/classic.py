@@ -3,9 +3,9 @@
     python benchmarks/classic.py                                  # on a CPU: beside the package
     python benchmarks/classic.py --device cuda --beside cpu.json  # on a GPU without the package
 
-The noise is Gaussian of sigma 25 on a gray photograph. Memory is measured in a process of its own,
-above what the process had before. On a GPU the package, which runs on a CPU alone, is what
-`--beside` says: the file that the first command wrote with `--json` elsewhere.
+The noise is Gaussian of sigma 25 on a gray picture made up of shading, edges and texture. Memory is
+measured in a process of its own, above what the process had before. On a GPU the package, which
+runs on a CPU alone, is what `--beside` says: the file that the first command wrote elsewhere.
 """
 
 from __future__ import annotations
