@@ -142,7 +142,7 @@ def test_shrinkage_by_products_is_that_by_eigenvectors(
 ) -> None:
     image = torch.from_numpy(add_noise(photograph, noise, 0, "astronaut")).float()
     every = patches.extract(image, 7)
-    found = patches.match(every, 20, 31, 60)
+    found = patches.match(every, 40, 31, 60)
     group = every.flatten(0, 1)[found.index]
     centred = group - group.mean(dim=1, keepdim=True)
     gram = torch.cat([centred.mT @ centred, torch.zeros(1, 49, 49)])  # a constant group too
