@@ -55,6 +55,17 @@ def test_demo_writes_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert restored > noisy + 9
 
 
+def test_the_benchmark_of_the_classic_methods_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    import runpy
+
+    main = runpy.run_path(str(ROOT / "benchmarks" / "classic.py"))["main"]
+    report = main("cpu", ["bm3d"], [24, 40], 1)
+    assert report["ratio"].keys() == {"24", "40"} and report["memory"]["bm3d"][40] > 0
+    shown = capsys.readouterr().out
+    assert "times the package's time at 40 (in this run; at most 3: " in shown
+    assert "peak memory bm3d" in shown
+
+
 def test_the_cpu_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
     import runpy
 

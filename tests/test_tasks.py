@@ -209,6 +209,15 @@ def test_what_a_classic_method_cannot_take_is_named(options: dict, message: str)
         nlrn.denoise(noisy((9, 9), "uint8"), 25, **options)
 
 
+def test_an_image_too_large_for_a_classic_method_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tasks, "free_memory", lambda device: 2**20)
+    message = "60 x 50 pixels need about 0.0 GiB with wnnm, 0.0 GiB are free; method nlrn works in"
+    with pytest.raises(ValueError, match=message):
+        nlrn.denoise(noisy((50, 60), "uint8"), 25, method="wnnm")
+
+
 def test_bad_settings_are_named() -> None:
     with pytest.raises(ValueError, match="dtype must be one of fp32, bf16, got 'fp8'"):
         Settings(dtype="fp8")

@@ -16,6 +16,7 @@ from nlrn import classic, images, weights
 from nlrn.degrade import imresize
 from nlrn.images import Image
 from nlrn.inference import choose_device, restore
+from nlrn.memory import free_memory
 from nlrn.model import NLRN
 from nlrn.noise import estimate_sigma
 
@@ -26,6 +27,8 @@ CLASSIC: dict[str, Callable[..., np.ndarray]] = {
     "wnnm": classic.denoise_wnnm,
     "lssc": classic.denoise_lssc,
 }
+# Bytes that they take for each pixel, the most of all noise levels (benchmarks/classic.py).
+CLASSIC_MEMORY = {"nlm": 600, "bm3d": 3000, "wnnm": 6000, "lssc": 6000}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Contrast may shrink as much as it takes to bring strong noise down to the level a model knows. It
 # may hardly grow: measured with the sigma 25 model, more than 1.2 loses more than it gains, since
@@ -145,10 +148,22 @@ def denoise_classic(
     check_strength(strength)
     if strength == 0 or sigma == 0:
         return picture.with_pixels(picture.pixels.copy())
+    where = choose_device(device)
+    _check_memory(picture, method, where)
     noisy = images.to_float(picture.pixels)
-    clean = CLASSIC[method](noisy, sigma, device=choose_device(device), progress=progress)
+    clean = CLASSIC[method](noisy, sigma, device=where, progress=progress)
     result = strength * clean + (1 - strength) * noisy
     return picture.with_pixels(images.from_float(result, picture.pixels.dtype))
+
+
+def _check_memory(picture: Image, method: str, device: torch.device) -> None:
+    """Raises if the picture is too large for the method: the system might end the process."""
+    needed, free = CLASSIC_MEMORY[method] * picture.height * picture.width, free_memory(device)
+    if needed > free:
+        raise ValueError(
+            f"{picture.width} x {picture.height} pixels need about {needed / 2**30:.1f} GiB with "
+            f"{method}, {free / 2**30:.1f} GiB are free; method nlrn works in tiles"
+        )
 
 
 def upscale(

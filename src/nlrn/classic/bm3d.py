@@ -20,7 +20,7 @@ TRANSFORMS: dict[str, Callable[[int], Tensor]] = {
 # Luminance first, then two colour differences, as in CBM3D.
 OPPONENT = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [0.5, 0, -0.5], [0.25, -0.5, 0.25]])
 # Patches that are filtered at a time: 2 MB of coefficients stay in a CPU's cache.
-PATCHES, PATCHES_ON_GPU = 8192, 2**19
+PATCHES, PATCHES_ON_GPU = 8192, 2**18
 
 
 @dataclass(frozen=True)
