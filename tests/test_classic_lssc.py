@@ -77,11 +77,12 @@ def test_shrinkage_is_the_formula() -> None:
 def test_groups_get_the_block_that_codes_them_at_the_least_cost() -> None:
     generator = np.random.default_rng(4)
     flat = generator.standard_normal((40, 4)) * np.array([3, 1, 0.3, 0.1]) @ rotation(4, 5).T
-    level = generator.uniform(0.5, 2, 40)
+    level = generator.uniform(0.2, 0.6, 40)
     index = generator.integers(0, 40, (7, 6))
     blocks = np.stack([rotation(4, seed) for seed in (5, 6, 7)])
+    models = blocks * np.arange(1, 5) @ blocks.transpose(0, 2, 1)  # whose eigenvectors they are
     groups = lssc.Groups(torch.from_numpy(flat), torch.from_numpy(level))
-    found = groups.cheapest(torch.from_numpy(index), torch.from_numpy(blocks), 5.0)
+    found = groups.cheapest(torch.from_numpy(index), torch.from_numpy(models), 5.0)
     for numbers, choice in zip(index, found.tolist(), strict=True):
         group = (flat[numbers] - flat[numbers].mean(0)) / level[numbers[0]]
         costs = [np.minimum(((group @ block) ** 2).sum(0), 5.0).sum() for block in blocks]
@@ -94,12 +95,10 @@ def test_learning_finds_the_blocks_that_made_the_groups() -> None:
     spread = np.array([20, 10, 5, 1e-3, 1e-3, 1e-3])  # three atoms of each block are in use
     groups = [generator.standard_normal((30, 6)) * spread @ truth[g % 2].T for g in range(20)]
     grams = torch.from_numpy(np.stack([group.T @ group for group in groups]))
-    blocks = lssc.learn(grams, 2, 1.0, None).numpy()
+    blocks = np.linalg.eigh(lssc.learn(grams, 2, 1.0, None).numpy())[1]
     for own in truth:
         common = [np.linalg.norm(own[:, :3].T @ block[:, 3:]) for block in blocks]
         assert max(common) == pytest.approx(np.sqrt(3), abs=1e-3)  # the same subspace
-    for block in blocks:
-        np.testing.assert_allclose(block.T @ block, np.eye(6), atol=1e-10)
 
 
 # --- the method ---------------------------------------------------------------------------------
@@ -150,12 +149,12 @@ def test_unitary_case_is_the_appendix(photograph: Array) -> None:
 
 
 def test_gain_on_a_photograph(photograph: Array) -> None:
-    """Measured: 8.47 dB, with the cosine transform 8.15."""
+    """Measured: 8.53 dB, with the cosine transform 8.20."""
     noisy = add_noise(photograph, 25, 0, "astronaut")
     before = psnr(noisy, photograph)
     learned = psnr(denoise_lssc(noisy, 25), photograph) - before
     unitary = psnr(denoise_lssc(noisy, 25, dictionary="unitary"), photograph) - before
-    assert learned > 8.35 and unitary > 8.05
+    assert learned > 8.4 and unitary > 8.1
 
 
 def test_same_result_again() -> None:
@@ -200,6 +199,7 @@ def test_progress_ends_at_its_total() -> None:
         ({"dictionary": np.eye(9), "patch": 4}, r"dictionary must be \[16, 16\], got \(9, 9\)"),
         ({"dictionary": np.eye(8)}, r"dictionary must be \[4, 4\], got \(8, 8\)"),
         ({"dictionary": np.ones((9, 9))}, "dictionary must be unitary"),
+        ({"prior": -1}, "prior must be 0 or more, got -1"),
         ({"blocks": 0}, "blocks must be above 0, got 0"),
         ({"iterations": 0}, "iterations must be above 0, got 0"),
         ({"window": 8}, "window must be odd and positive, got 8"),

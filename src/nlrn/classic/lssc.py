@@ -14,7 +14,7 @@ from torch import Tensor
 from nlrn.classic import parallel, patches, planes, transforms
 
 # up to this sigma: side of the patch, patches in a group
-TUNED = ((20, 6, 40), (40, 7, 40), (60, 8, 60), (planes.LARGEST_SIGMA, 9, 60))
+TUNED = ((20, 6, 60), (40, 7, 60), (60, 8, 80), (planes.LARGEST_SIGMA, 9, 80))
 SAMPLE = 3000  # groups that the dictionary is learned from
 LEARNING = (4, 2)  # alternations of coding and learning: from scratch, and when it was learned
 GROUPS = 256  # that are coded at a time
@@ -30,9 +30,10 @@ def denoise_lssc(
     group: int | None = None,
     iterations: int | None = None,
     blocks: int = 64,
+    prior: float = 0.25,
     threshold: float = 1.35,
     scale: float = 0.56,
-    delta: float = 0.2,
+    delta: float = 0.1,
     rematch: int = 2,
     epsilon: float = 1.0,
     step: int = 3,
@@ -56,9 +57,10 @@ def denoise_lssc(
 
     "learned" learns D from the noisy image: a union of unitary blocks, D = [D_1 ... D_B]. In turns
     each group is coded in the block where that costs least, and each block becomes the eigenvectors
-    of its groups. The problem is taken in its penalised form, with c (K - 1) s^2 as the price of an
-    atom, and reweighted: of an atom whose coefficients have the energy e = |A_i|^2 in the group,
-    its mean taken off, remains
+    of G_b, the mean of its groups' Gram matrices. For the result each group adapts its block to
+    itself: the eigenvectors of Y_C^T Y_C + mu G_b. The problem is taken in its penalised form, with
+    c (K - 1) s^2 as the price of an atom, and reweighted: of an atom whose coefficients have the
+    energy e = |A_i|^2 in the group, its mean taken off, remains
 
         (1 + sqrt(1 - c (K - 1) s^2 / e)) / 2   if e > c (K - 1) s^2,   nothing otherwise.
 
@@ -66,21 +68,24 @@ def denoise_lssc(
     sqrt(|sigma^2 - mean squared difference of the patch to Y|) as the noise s that is left.
 
     What differs from the publication: it learns 512 free atoms, with an l1 penalty, from a start
-    made of other photographs, and codes greedily; it codes the noisy image once, in groups from a
-    first estimate; it has no shrinkage of the atoms in use. Blocks have an exact solution without
-    a search, and with the rounds the result is better.
+    made of other photographs, the same for all groups, and codes greedily; it codes the noisy image
+    once, in groups from a first estimate; it has no shrinkage of the atoms in use. Blocks have an
+    exact solution without a search, and with blocks that adapt and the rounds the result is better.
 
-    O(T (q^2 p^2 + K p^4 + B p^6 / rematch) / step^2) per pixel for T rounds. Memory: about 6 p^2
-    values per pixel. Colour is filtered channel by channel.
+    O(T (q^2 p^2 + K p^4 + p^6 + B p^6 / rematch) / step^2) per pixel for T rounds: the eigenvectors
+    and the choice of a block take most of it. Memory: about 6 p^2 values per pixel. Colour is
+    filtered channel by channel.
 
     Args:
         image: [H, W] or [H, W, 3]; uint8, uint16 or float on the [0, 1] scale.
         sigma: standard deviation of the noise on the 0..255 scale.
         dictionary: "learned", "unitary" or a unitary matrix [p*p, p*p] whose columns are atoms.
         patch: side of the patches; None takes one by noise level, 6 to 9.
-        group: K; None takes 40, above sigma 40 60.
-        iterations: rounds; 6, with a unitary dictionary 2.
-        blocks: B, of the learned dictionary, as the next four.
+        group: K; None takes 60, above sigma 40 80.
+        iterations: rounds; 8, with a unitary dictionary 2.
+        blocks: B, of the learned dictionary, as the next five.
+        prior: mu; 0 gives each group a dictionary of its own (and nearly WNNM), a large one the
+            dictionary that all groups have in common.
         threshold: c.
         scale: lambda.
         delta: share of the removed noise that is added back.
@@ -104,9 +109,9 @@ def denoise_lssc(
     planes.check_positive(patch=side, group=count, step=step, epsilon=epsilon)
     planes.check_odd(window=window)
     atoms = _unitary(dictionary, side)
-    rounds = iterations if iterations is not None else (6 if atoms is None else 2)
+    rounds = iterations if iterations is not None else (8 if atoms is None else 2)
     planes.check_positive(iterations=rounds)
-    learning = Learning(blocks, threshold, scale, delta, rematch)
+    learning = Learning(blocks, prior, threshold, scale, delta, rematch)
 
     def match(given: Tensor) -> Tensor:
         found = patches.match(given, step, window, count)
@@ -127,6 +132,7 @@ class Learning:
     """How the learned dictionary is used; the fields are those of `denoise_lssc`."""
 
     blocks: int
+    prior: float
     threshold: float
     scale: float
     delta: float
@@ -135,6 +141,8 @@ class Learning:
     def __post_init__(self) -> None:
         planes.check_positive(blocks=self.blocks, threshold=self.threshold, scale=self.scale)
         planes.check_positive(rematch=self.rematch)
+        if not self.prior >= 0:
+            raise ValueError(f"prior must be 0 or more, got {self.prior!r}")
 
 
 def _unitary(dictionary: str | np.ndarray, side: int) -> Tensor | None:
@@ -198,7 +206,7 @@ def _filter_learned(
 ) -> Tensor:
     """The plane [H, W] without its noise, sigma being on the plane's scale."""
     original, estimate = patches.extract(noisy, side), noisy
-    index = choice = blocks = torch.empty(0)
+    index = choice = models = torch.empty(0)
     for number in range(rounds):
         level = noisy.new_full(original.shape[:2], sigma)
         if number:
@@ -211,10 +219,10 @@ def _filter_learned(
             index = match(current)
             price = learning.threshold * (index.shape[1] - 1)
             sample = groups.grams(index[:: -(-len(index) // SAMPLE)])
-            blocks = learn(sample, learning.blocks, price, blocks if number else None)
-            choice = groups.cheapest(index, blocks, price)
+            models = learn(sample, learning.blocks, price, models if number else None)
+            choice = groups.cheapest(index, models, price)
         pieces = zip(index.split(GROUPS), choice.split(GROUPS), strict=True)
-        estimate = _average(current, pieces, groups.coder(blocks, price))
+        estimate = _average(current, pieces, groups.coder(learning.prior * models, price))
         tell(number + 1, rounds)
     return estimate
 
@@ -237,24 +245,24 @@ class Groups:
         group, _, _ = self.centred(numbers)
         return group.mT @ group
 
-    def cheapest(self, index: Tensor, blocks: Tensor, price: float) -> Tensor:
+    def cheapest(self, index: Tensor, models: Tensor, price: float) -> Tensor:
         """For each group [R, K] the block that codes it at the least cost."""
-        atoms = _outer_products(blocks)
+        atoms = _outer_products(_unitary_blocks(models))
 
         def choose(numbers: Tensor) -> Tensor:
-            return _costs(self.grams(numbers), atoms, len(blocks), price).argmin(1)
+            return _costs(self.grams(numbers), atoms, len(models), price).argmin(1)
 
         return torch.cat(list(parallel.each(choose, index.split(GROUPS), index.device)))
 
     def coder(
-        self, blocks: Tensor, price: float
+        self, models: Tensor, price: float
     ) -> Callable[[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:
         """(numbers of groups [G, K], their blocks [G]) -> the numbers and the restored patches."""
 
         def restored(piece: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
             numbers, choice = piece
             group, mean, unit = self.centred(numbers)
-            atoms = blocks[choice]
+            atoms = _unitary_blocks(group.mT @ group + models[choice])
             return numbers, joint_shrinkage(group @ atoms, price) @ atoms.mT * unit + mean
 
         return restored
@@ -267,24 +275,30 @@ def joint_shrinkage(codes: Tensor, price: float) -> Tensor:
     return codes * torch.where(energy > price, 0.5 + 0.5 * root, 0)
 
 
-def learn(grams: Tensor, count: int, price: float, blocks: Tensor | None) -> Tensor:
-    """Unitary blocks [B, p*p, p*p], columns being atoms, for groups with these Gram matrices.
+def learn(grams: Tensor, count: int, price: float, models: Tensor | None) -> Tensor:
+    """The mean Gram matrix [B, p*p, p*p] of the groups of each block.
 
     Args:
-        grams: [G, p*p, p*p].
+        grams: of groups, [G, p*p, p*p].
         count: B.
         price: of an atom.
-        blocks: to go on from; None starts with the eigenvectors of some groups.
+        models: to go on from; None starts with those of some groups.
     """
-    turns = LEARNING[0 if blocks is None else 1]
-    if blocks is None:
-        blocks = torch.linalg.eigh(grams[_spread(grams, count)]).eigenvectors
+    turns = LEARNING[0 if models is None else 1]
+    if models is None:
+        models = grams[_spread(grams, count)]
     for _ in range(turns):
-        choice = _costs(grams, _outer_products(blocks), count, price).argmin(1)
-        sums = torch.zeros_like(blocks).index_add_(0, choice, grams)
-        used = choice.bincount(minlength=count) > 0
-        blocks = torch.where(used[:, None, None], torch.linalg.eigh(sums).eigenvectors, blocks)
-    return blocks
+        choice = _costs(grams, _outer_products(_unitary_blocks(models)), count, price).argmin(1)
+        sums = torch.zeros_like(models).index_add_(0, choice, grams)
+        members = choice.bincount(minlength=count)[:, None, None]
+        models = torch.where(members > 0, sums / members.clamp(min=1), models)
+    return models
+
+
+def _unitary_blocks(models: Tensor) -> Tensor:
+    """The eigenvectors of symmetric matrices [B, n, n], as columns."""
+    vectors: Tensor = torch.linalg.eigh(models).eigenvectors
+    return vectors
 
 
 def _spread(grams: Tensor, count: int) -> Tensor:
