@@ -154,6 +154,17 @@ def test_shrinkage_by_products_is_that_by_eigenvectors(
         assert torch.isfinite(spectral.by_products(gram, limits)).all()
 
 
+def test_eigenvectors_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA: from several threads, in order."""
+    monkeypatch.setattr(spectral, "_is_slow", lambda matrices: True)
+    matrices = torch.from_numpy(np.random.default_rng(4).standard_normal((70, 5, 5)))
+    matrices = matrices @ matrices.mT
+    vectors = spectral.eigenvectors(matrices)
+    turned = vectors.mT @ matrices @ vectors
+    torch.testing.assert_close(turned, torch.diag_embed(turned.diagonal(dim1=1, dim2=2)))
+    torch.testing.assert_close(vectors.mT @ vectors, torch.eye(5).to(vectors).expand(70, -1, -1))
+
+
 def test_wnnm_is_better_than_bm3d(photograph: np.ndarray) -> None:
     noisy = add_noise(photograph, 25, 0, "astronaut")
     gained = psnr(denoise_wnnm(noisy, 25), photograph) - psnr(denoise_bm3d(noisy, 25), photograph)

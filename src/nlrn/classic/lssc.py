@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nlrn.classic import parallel, patches, planes, transforms
+from nlrn.classic import parallel, patches, planes, spectral, transforms
 
 # up to this sigma: side of the patch, patches in a group
 TUNED = ((20, 6, 60), (40, 7, 60), (60, 8, 80), (planes.LARGEST_SIGMA, 9, 80))
 SAMPLE = 3000  # groups that the dictionary is learned from
 LEARNING = (4, 2)  # alternations of coding and learning: from scratch, and when it was learned
-GROUPS = 256  # that are coded at a time
+# Groups that are coded at a time: small pieces for the threads of a CPU, many to fill a GPU.
+GROUPS, GROUPS_ON_GPU = 256, 4096
 FAINT = 1e-7  # the least noise level: the level of a patch can come out as 0
 
 
@@ -160,6 +161,10 @@ def _unitary(dictionary: str | np.ndarray, side: int) -> Tensor | None:
     return transforms.separable(transforms.dct(side)).T if dictionary == "unitary" else None
 
 
+def _piece(index: Tensor) -> int:
+    return GROUPS if index.device.type == "cpu" else GROUPS_ON_GPU
+
+
 Match = Callable[[Tensor], Tensor]  # patches [H', W', p*p] -> numbers of each group's [R, K]
 
 
@@ -180,7 +185,7 @@ def _filter_unitary(
 
     for number in range(rounds):
         index = match(patches.extract(estimate, side))
-        estimate = _average(given, index.split(GROUPS), restored)
+        estimate = _average(given, index.split(_piece(index)), restored)
         tell(number + 1, rounds)
     return estimate
 
@@ -221,7 +226,7 @@ def _filter_learned(
             sample = groups.grams(index[:: -(-len(index) // SAMPLE)])
             models = learn(sample, learning.blocks, price, models if number else None)
             choice = groups.cheapest(index, models, price)
-        pieces = zip(index.split(GROUPS), choice.split(GROUPS), strict=True)
+        pieces = zip(index.split(_piece(index)), choice.split(_piece(index)), strict=True)
         estimate = _average(current, pieces, groups.coder(learning.prior * models, price))
         tell(number + 1, rounds)
     return estimate
@@ -247,12 +252,12 @@ class Groups:
 
     def cheapest(self, index: Tensor, models: Tensor, price: float) -> Tensor:
         """For each group [R, K] the block that codes it at the least cost."""
-        atoms = _outer_products(_unitary_blocks(models))
+        atoms = _outer_products(spectral.eigenvectors(models))
 
         def choose(numbers: Tensor) -> Tensor:
             return _costs(self.grams(numbers), atoms, len(models), price).argmin(1)
 
-        return torch.cat(list(parallel.each(choose, index.split(GROUPS), index.device)))
+        return torch.cat(list(parallel.each(choose, index.split(_piece(index)), index.device)))
 
     def coder(
         self, models: Tensor, price: float
@@ -262,7 +267,7 @@ class Groups:
         def restored(piece: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
             numbers, choice = piece
             group, mean, unit = self.centred(numbers)
-            atoms = _unitary_blocks(group.mT @ group + models[choice])
+            atoms = spectral.eigenvectors(group.mT @ group + models[choice])
             return numbers, joint_shrinkage(group @ atoms, price) @ atoms.mT * unit + mean
 
         return restored
@@ -288,17 +293,12 @@ def learn(grams: Tensor, count: int, price: float, models: Tensor | None) -> Ten
     if models is None:
         models = grams[_spread(grams, count)]
     for _ in range(turns):
-        choice = _costs(grams, _outer_products(_unitary_blocks(models)), count, price).argmin(1)
+        atoms = _outer_products(spectral.eigenvectors(models))
+        choice = _costs(grams, atoms, count, price).argmin(1)
         sums = torch.zeros_like(models).index_add_(0, choice, grams)
         members = choice.bincount(minlength=count)[:, None, None]
         models = torch.where(members > 0, sums / members.clamp(min=1), models)
     return models
-
-
-def _unitary_blocks(models: Tensor) -> Tensor:
-    """The eigenvectors of symmetric matrices [B, n, n], as columns."""
-    vectors: Tensor = torch.linalg.eigh(models).eigenvectors
-    return vectors
 
 
 def _spread(grams: Tensor, count: int) -> Tensor:

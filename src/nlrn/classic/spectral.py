@@ -1,12 +1,17 @@
-"""The weighted nuclear norm's shrinkage, by eigenvectors or by matrix products alone."""
+"""Eigenvectors of many small matrices, and what does without them.
+
+PyTorch's eigh takes matrices larger than 32 x 32 one after the other on CUDA, a millisecond each.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# PyTorch's eigh takes matrices larger than this one after the other on CUDA, a millisecond each.
+from nlrn.classic import parallel
+
 LARGEST_BATCHED_ON_CUDA = 32
+PIECE = 32  # matrices that a thread of the CPU takes at a time
 # An odd polynomial that pushes 0 < x <= 1 towards 1, small x by the factor 3.4 (the coefficients of
 # the optimiser Muon). Twelve times: eigenvalues a millionth of the largest away from the limit
 # have arrived.
@@ -16,13 +21,34 @@ _ROOT_STEPS = 10
 _SMALLEST = 1e-6  # limit, as a share of the norm, that float32 can tell from 0
 
 
+def eigenvectors(matrices: Tensor) -> Tensor:
+    """The eigenvectors of symmetric matrices [B, n, n], as columns.
+
+    Where the matrices' device would be slow, its CPU computes them.
+    """
+    if _is_slow(matrices):
+        pieces = matrices.cpu().split(PIECE)
+        found = parallel.each(_eigenvectors, pieces, torch.device("cpu"))
+        return torch.cat(list(found)).to(matrices.device)
+    return _eigenvectors(matrices)
+
+
+def _eigenvectors(matrices: Tensor) -> Tensor:
+    vectors: Tensor = torch.linalg.eigh(matrices).eigenvectors
+    return vectors
+
+
+def _is_slow(matrices: Tensor) -> bool:
+    return matrices.device.type == "cuda" and matrices.shape[-1] > LARGEST_BATCHED_ON_CUDA
+
+
 def shrinkage(gram: Tensor, limit: Tensor) -> Tensor:
-    """The matrices [B, n, n] that shrink groups [B, K, n] of these Gram matrices [B, n, n].
+    """WNNM's: the matrices [B, n, n] that shrink groups [B, K, n] of these Gram matrices [B, n, n].
 
     An eigenvalue v of the Gram matrix, the square of a singular value, becomes the factor
     (1 + sqrt(1 - limit / v)) / 2 if it is above the limit [B], and 0 otherwise.
     """
-    if gram.device.type == "cuda" and gram.shape[-1] > LARGEST_BATCHED_ON_CUDA:
+    if _is_slow(gram):
         return by_products(gram, limit)
     return by_eigenvectors(gram, limit)
 
