@@ -13,8 +13,9 @@ from torch import Tensor
 
 from nlrn.classic import parallel, patches, planes, spectral, transforms
 
-# up to this sigma: side of the patch, patches in a group
-TUNED = ((20, 6, 60), (40, 7, 60), (60, 8, 80), (planes.LARGEST_SIGMA, 9, 80))
+# up to this sigma: side of the patch, patches in a group. Only the row of sigma 25 has been tried
+# out; the others take WNNM's sides.
+DEFAULTS = ((20, 6, 60), (40, 7, 60), (60, 8, 80), (planes.LARGEST_SIGMA, 9, 80))
 SAMPLE = 3000  # groups that the dictionary is learned from
 LEARNING = (4, 2)  # alternations of coding and learning: from scratch, and when it was learned
 # Groups that are coded at a time: small pieces for the threads of a CPU, many to fill a GPU.
@@ -71,7 +72,7 @@ def denoise_lssc(
     What differs from the publication: it learns 512 free atoms, with an l1 penalty, from a start
     made of other photographs, the same for all groups, and codes greedily; it codes the noisy image
     once, in groups from a first estimate; it has no shrinkage of the atoms in use. Blocks have an
-    exact solution without a search, and with blocks that adapt and the rounds the result is better.
+    exact solution without a search. The rounds and the shrinkage are WNNM's.
 
     O(T (q^2 p^2 + K p^4 + p^6 + B p^6 / rematch) / step^2) per pixel for T rounds: the eigenvectors
     and the choice of a block take most of it. Memory: about 6 p^2 values per pixel. Colour is
@@ -102,7 +103,7 @@ def denoise_lssc(
         restoration", ICCV 2009, https://doi.org/10.1109/ICCV.2009.5459452
     """
     planes.check(image, sigma)
-    _, own_side, own_group = next(row for row in TUNED if sigma <= row[0])
+    _, own_side, own_group = next(row for row in DEFAULTS if sigma <= row[0])
     if isinstance(dictionary, np.ndarray):
         own_side = math.isqrt(len(dictionary))
     side = patch if patch is not None else own_side
