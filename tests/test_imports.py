@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "nlrn"
 STOREYS = [
     ["imagemetadata"],
     ["imageformats"],
-    ["images", "degrade", "memory", "metrics", "noise", "ops", "weights"],
+    ["images", "degrade", "devices", "memory", "metrics", "noise", "ops", "weights"],
     ["model", "classic", "data"],
     ["folded", "tiles"],
     ["inference"],

@@ -22,8 +22,8 @@ from PIL import ImageDraw, ImageFont
 from torch import Tensor
 
 from nlrn import images, tasks
+from nlrn.devices import choose_device
 from nlrn.images import Image
-from nlrn.inference import choose_device
 from nlrn.model import NLRN, NonLocal2d
 from nlrn.ops import AFFINITIES, Correlation, neighborhood_attention
 

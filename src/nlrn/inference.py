@@ -12,6 +12,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from nlrn.devices import choose_device
 from nlrn.folded import FoldedNLRN
 from nlrn.memory import free_memory, is_out_of_memory, keep_freed_memory
 from nlrn.model import NLRN, NLRNConfig
@@ -198,21 +199,6 @@ def _is_good(result: Tensor, image: Tensor, dtype: torch.dtype) -> bool:
         raise ValueError("the result is not finite: values of the image are far outside [0, 1]")
     warnings.warn(f"the result in {dtype} was not finite; computing in float32", stacklevel=3)
     return False
-
-
-def choose_device(device: str | torch.device) -> torch.device:
-    """The device of this name; "auto" is CUDA, then Apple's MPS, then the CPU."""
-    if device != "auto":
-        try:
-            chosen = torch.device(device)
-            torch.empty(0, device=chosen)
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"device {str(device)!r} cannot be used: {reason}") from error
-        return chosen
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def _run(

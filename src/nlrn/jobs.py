@@ -93,8 +93,9 @@ def run(
             report.done.append(_run_one(job, work, overwrite))
         except ImageError as error:
             report.failed.append({"input": str(job.source), "error": str(error)})
-        except (ValueError, OSError, MemoryError) as error:
-            message = f"{job.source}: {error or 'not enough memory'}"
+        except (ValueError, OSError, MemoryError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:300] or "not enough memory"
+            message = f"{job.source}: {reason}"
             report.failed.append({"input": str(job.source), "error": message})
     return report
 

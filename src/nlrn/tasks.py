@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor
 
 from nlrn import classic, images, weights
+from nlrn.classic.planes import LARGEST_SIGMA
 from nlrn.degrade import imresize
+from nlrn.devices import choose_device
 from nlrn.images import Image
-from nlrn.inference import choose_device, restore
+from nlrn.inference import restore
 from nlrn.memory import free_memory
 from nlrn.model import NLRN
 from nlrn.noise import estimate_sigma
@@ -34,7 +37,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # may hardly grow: measured with the sigma 25 model, more than 1.2 loses more than it gains, since
 # values far outside [0, 1] are new to the network.
 LARGEST_SCALE = 1.2
-LARGEST_SIGMA = 255  # on the 0..255 scale: beyond it there is nothing to find
+MUCH_LIGHT = 16.0  # a float image with values beyond it is hardly on the [0, 1] scale
 WEAK_NOISE = 0.6  # of a model's level; below it the model takes more detail than noise
 LARGEST_FACTOR = 4  # by which super-resolution was trained
 # MATLAB's rgb2ycbcr: luminance of RGB in [0, 1], and what a change of it is in R, G and B alike.
@@ -276,7 +279,7 @@ def check_method(method: str, model: NLRN | str | Path | None, settings: Setting
 
 def check_scale(scale: float) -> None:
     """Raises unless images can be enlarged by this factor."""
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
+    if isinstance(scale, bool) or not isinstance(scale, Real):
         raise ValueError(f"scale must be a number, got {scale!r}")
     if not 1 < scale <= LARGEST_FACTOR:
         raise ValueError(f"scale must be more than 1 and at most {LARGEST_FACTOR}, got {scale:g}")
@@ -328,7 +331,15 @@ def check_sigma(sigma: float | None, picture: Image) -> float:
         if level > LARGEST_SIGMA:
             raise ValueError(f"noise of sigma {level:.0f} found: float values are to be in [0, 1]")
         return level
-    if not isinstance(sigma, int | float):
+    level = check_level(sigma)
+    if picture.pixels.dtype.kind == "f" and np.abs(picture.pixels).max(initial=0) > MUCH_LIGHT:
+        warnings.warn("float values are to be in [0, 1]; these are far beyond it", stacklevel=2)
+    return level
+
+
+def check_level(sigma: float) -> float:
+    """The noise level as a float; raises unless it makes sense."""
+    if not isinstance(sigma, Real) or isinstance(sigma, bool):
         raise ValueError(f"sigma must be a number, or None to estimate it, got {sigma!r}")
     if not 0 <= sigma <= LARGEST_SIGMA:
         raise ValueError(f"sigma must be 0 or more, at most {LARGEST_SIGMA}, got {sigma:g}")

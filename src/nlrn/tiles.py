@@ -29,7 +29,10 @@ class Tile:
 
 
 def exact_halo(config: NLRNConfig) -> int:
-    """How far away a pixel can still change the result: T (floor(q/2) + 2) + 2, less without."""
+    """How far away a pixel can still change the result: T (floor(q/2) + 2) + 2.
+
+    Less where some states have no non-local module.
+    """
     radius = config.window // 2
     return 2 + sum(2 + radius * config.is_non_local(t) for t in range(config.steps))
 
@@ -88,7 +91,7 @@ def plan(
         fitting = bisect.bisect_right(sides, budget, key=lambda side: need(side, side))
         tile = sides[max(0, fitting - 1)] - 2 * halo
         least = need(smallest, smallest)
-        if least > budget and (exact or least > 2**30):  # less than a GiB is no use to anyone
+        if least > budget and (exact or least > 2**30):  # less than a GiB is taken all the same
             raise ValueError(
                 f"tiles with a halo of {halo} pixels need {least / 2**30:.1f} GiB, "
                 f"the memory budget is {budget / 2**30:.1f} GiB"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nlrn import data, weights
+from nlrn import __version__, data, weights
 from nlrn.bench.tables import Table
 from nlrn.degrade import imresize
 
@@ -175,14 +175,15 @@ def _package_version(method: str) -> str:
 def classic_method(name: str, device: str) -> Bound:
     """A classic method of this package."""
     from nlrn import tasks
-    from nlrn.inference import choose_device
+    from nlrn.devices import choose_device
 
     where = choose_device(device)
 
     def run(degraded: np.ndarray, level: int) -> np.ndarray:
         return tasks.CLASSIC[name](degraded, level, device=where)
 
-    return Bound(run, "nlrn", precision="fp32", device=_device_name(where))
+    version = f"nlrn {__version__}"
+    return Bound(run, version, precision="fp32", device=_device_name(where))
 
 
 def network(name: str, image_set: str, views: int, task: str, setting: Setting) -> Bound:
@@ -190,7 +191,8 @@ def network(name: str, image_set: str, views: int, task: str, setting: Setting) 
     refuse_seen(name, image_set)
     import torch
 
-    from nlrn.inference import choose_device, restore, restore_patches
+    from nlrn.devices import choose_device
+    from nlrn.inference import restore, restore_patches
     from nlrn.model import NLRN
     from nlrn.tasks import DTYPES
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,11 +39,18 @@ class Stage:
     def __post_init__(self) -> None:
         planes.check_positive(patch=self.patch, step=self.step, group=self.group, tau=self.tau)
         planes.check_odd(window=self.window)
+        planes.check_covers(self.step, self.patch)
+        if not self.beta >= 0:
+            raise ValueError(f"beta must be 0 or more, got {self.beta!r}")
         if self.group & (self.group - 1):
             raise ValueError(f"group must be a power of two, got {self.group}")
         if self.transform not in TRANSFORMS:
             known = ", ".join(TRANSFORMS)
             raise ValueError(f"transform must be one of {known}, got {self.transform!r}")
+        if self.transform != "dct" and self.patch & (self.patch - 1):
+            raise ValueError(
+                f"patch must be a power of two for transform {self.transform!r}, got {self.patch}"
+            )
 
     def matrices(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """The two-dimensional transform of a flattened patch and its inverse [p*p, p*p]."""
@@ -54,14 +62,14 @@ def denoise_bm3d(
     image: np.ndarray,
     sigma: float,
     *,
-    patch: Pair | None = None,
-    step: Pair | None = None,
-    window: Pair = (39, 39),
-    group: Pair | None = None,
-    tau: tuple[float, float] | None = None,
+    patch: int | Pair | None = None,
+    step: int | Pair | None = None,
+    window: int | Pair = 39,
+    group: int | Pair | None = None,
+    tau: float | tuple[float, float] | None = None,
     threshold: float | None = None,
-    transform: tuple[str, str] = ("bior1.5", "dct"),
-    beta: tuple[float, float] = (2.0, 2.0),
+    transform: str | tuple[str, str] = ("bior1.5", "dct"),
+    beta: float | tuple[float, float] = 2.0,
     device: str | torch.device = "cpu",
     progress: planes.Progress | None = None,
 ) -> np.ndarray:
@@ -78,7 +86,8 @@ def denoise_bm3d(
     power of two. Matching compares the patches after their transform. The groups are averaged with
     weight 1 / (sigma^2 |omega|^2), within a patch by a Kaiser window.
 
-    A pair of values is for step 1 and step 2; None takes the published one for the noise level.
+    A pair of values is for step 1 and step 2, one value for both; None takes the published ones for
+    the noise level.
     O(q^2 p^2 / s^2) per pixel for a q x q window, p x p patches and step s, nearly all of it matrix
     products. Memory: about 4 p^2 values per pixel. In colour, groups are found in the luminance and
     used for it and two colour differences (CBM3D).
@@ -106,20 +115,21 @@ def denoise_bm3d(
         collaborative filtering with grouping constraint in luminance-chrominance space", ICIP 2007,
         https://doi.org/10.1109/ICIP.2007.4378954
     """
-    planes.check(image, sigma)
+    sigma = planes.check(image, sigma)
     weak = sigma <= 40
     shapes = zip(
-        patch or ((8, 8) if weak else (8, 11)),
-        step or ((3, 3) if weak else (4, 6)),
-        window,
-        group or ((16, 32) if weak else (32, 32)),
-        tau or ((3000, 400) if weak else (25000, 3500)),
-        transform,
-        beta,
+        _both(patch, (8, 8) if weak else (8, 11)),
+        _both(step, (3, 3) if weak else (4, 6)),
+        _both(window),
+        _both(group, (16, 32) if weak else (32, 32)),
+        _both(tau, (3000, 400) if weak else (25000, 3500)),
+        _both(transform),
+        _both(beta),
         strict=True,
     )
     first, second = (Stage(*values) for values in shapes)
-    cut = threshold or (2.7 if weak else 2.8)
+    cut = threshold if threshold is not None else (2.7 if weak else 2.8)
+    planes.check_positive(threshold=cut)
 
     def work(noisy: Tensor) -> Tensor:
         mix = OPPONENT.to(noisy) if len(noisy) == 3 else noisy.new_ones(1, 1)
@@ -131,6 +141,13 @@ def denoise_bm3d(
         return torch.einsum("cd,dhw->chw", torch.linalg.inv(mix), final)
 
     return planes.restore(image, sigma, max(first.patch, second.patch), work, device)
+
+
+def _both(value: Any, published: tuple[Any, Any] | None = None) -> tuple[Any, Any]:
+    """The values for the two steps."""
+    if value is None and published is not None:
+        return published
+    return value if isinstance(value, tuple) else (value, value)
 
 
 # (noisy group, the guide's group, sigma) -> (factors omega, sum of their squares), both of

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -38,7 +37,7 @@ def denoise_lssc(
     delta: float = 0.1,
     rematch: int = 2,
     epsilon: float = 1.0,
-    step: int = 3,
+    step: int | None = None,
     window: int = 39,
     device: str | torch.device = "cpu",
     progress: planes.Progress | None = None,
@@ -93,7 +92,7 @@ def denoise_lssc(
         delta: share of the removed noise that is added back.
         rematch: rounds between two matchings, after which the dictionary is learned on.
         epsilon: bound of a unitary dictionary's error, in noise variances.
-        step: distance of the reference patches.
+        step: distance of the reference patches; 3, or a smaller patch.
         window: odd side of the search window.
         device: where to compute.
         progress: called with (done, total).
@@ -102,13 +101,16 @@ def denoise_lssc(
         J. Mairal, F. Bach, J. Ponce, G. Sapiro, A. Zisserman, "Non-local sparse models for image
         restoration", ICCV 2009, https://doi.org/10.1109/ICCV.2009.5459452
     """
-    planes.check(image, sigma)
+    sigma = planes.check(image, sigma)
     _, own_side, own_group = next(row for row in DEFAULTS if sigma <= row[0])
     if isinstance(dictionary, np.ndarray):
         own_side = math.isqrt(len(dictionary))
     side = patch if patch is not None else own_side
     count = group if group is not None else own_group
-    planes.check_positive(patch=side, group=count, step=step, epsilon=epsilon)
+    stride = step if step is not None else min(3, side)
+    planes.check_positive(patch=side, step=stride, epsilon=epsilon)
+    planes.check_group(count)
+    planes.check_covers(stride, side)
     planes.check_odd(window=window)
     atoms = _unitary(dictionary, side)
     rounds = iterations if iterations is not None else (8 if atoms is None else 2)
@@ -116,9 +118,7 @@ def denoise_lssc(
     learning = Learning(blocks, prior, threshold, scale, delta, rematch)
 
     def match(given: Tensor) -> Tensor:
-        found = patches.match(given, step, window, count)
-        # Where the window holds fewer patches, the reference stands in for the others.
-        return found.index.where(found.distance.isfinite(), found.index[:, :1])
+        return patches.match(given, stride, window, count).filled
 
     def work(noisy: Tensor, tell: planes.Progress) -> Tensor:
         if atoms is None:
@@ -143,6 +143,7 @@ class Learning:
     def __post_init__(self) -> None:
         planes.check_positive(blocks=self.blocks, threshold=self.threshold, scale=self.scale)
         planes.check_positive(rematch=self.rematch)
+        planes.check_share(delta=self.delta)
         if not self.prior >= 0:
             raise ValueError(f"prior must be 0 or more, got {self.prior!r}")
 
@@ -186,7 +187,7 @@ def _filter_unitary(
 
     for number in range(rounds):
         index = match(patches.extract(estimate, side))
-        estimate = _average(given, index.split(_piece(index)), restored)
+        estimate = patches.average_of_groups(given, index.split(_piece(index)), restored)
         tell(number + 1, rounds)
     return estimate
 
@@ -225,10 +226,12 @@ def _filter_learned(
             index = match(current)
             price = learning.threshold * (index.shape[1] - 1)
             sample = groups.grams(index[:: -(-len(index) // SAMPLE)])
-            models = learn(sample, learning.blocks, price, models if number else None)
+            count = min(learning.blocks, len(sample))  # no more blocks than groups
+            models = learn(sample, count, price, models if number else None)
             choice = groups.cheapest(index, models, price)
         pieces = zip(index.split(_piece(index)), choice.split(_piece(index)), strict=True)
-        estimate = _average(current, pieces, groups.coder(learning.prior * models, price))
+        coder = groups.coder(learning.prior * models, price)
+        estimate = patches.average_of_groups(current, pieces, coder)
         tell(number + 1, rounds)
     return estimate
 
@@ -329,27 +332,3 @@ def _costs(grams: Tensor, outer_products: Tensor, count: int, price: float) -> T
     row, column = _upper(grams.shape[1], grams.device)
     energy = grams[:, row, column] @ outer_products.T
     return energy.clamp(max=price).view(len(grams), count, -1).sum(2)
-
-
-# --- both -----------------------------------------------------------------------------------------
-
-_Piece = TypeVar("_Piece")
-
-
-def _average(
-    like: Tensor, pieces: Iterable[_Piece], restored: Callable[[_Piece], tuple[Tensor, Tensor]]
-) -> Tensor:
-    """The plane [H, W] from restored groups of patches [H', W', p*p].
-
-    Args:
-        like: patches of that shape.
-        pieces: groups that are restored at a time.
-        restored: piece -> numbers [G, K] of the patches and the restored patches [G, K, p*p].
-    """
-    shape, side = like.shape[:2], math.isqrt(like.shape[2])
-    total, counts = torch.zeros_like(like).flatten(0, 1), like.new_zeros(shape.numel())
-    for numbers, clean in parallel.each(restored, pieces, like.device):
-        total.index_add_(0, numbers.flatten(), clean.flatten(0, 1))
-        counts.index_add_(0, numbers.flatten(), counts.new_ones(numbers.numel()))
-    value = patches.overlap_add(total.T.reshape(-1, *shape), side)
-    return value / patches.overlap_add(counts.view(1, *shape).expand(side * side, -1, -1), side)

@@ -57,7 +57,7 @@ def denoise_nlm(
         A. Buades, B. Coll, J.-M. Morel, "A non-local algorithm for image denoising", CVPR 2005,
         https://doi.org/10.1109/CVPR.2005.38
     """
-    planes.check(image, sigma)
+    sigma = planes.check(image, sigma)
     _, tuned_patch, tuned_h = next(row for row in TUNED if sigma <= row[0])
     side = tuned_patch if patch is None else patch
     spread = max((side - 1) / 4, 0.25) if a is None else a

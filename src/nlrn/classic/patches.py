@@ -6,9 +6,11 @@ p stand at H' x W' positions, H' = H - p + 1; their number in a flattened list i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +21,8 @@ from nlrn.classic import parallel
 # Reference patches of one row that are compared at once: many make the matrix product with their
 # common candidates faster, few waste less of it on pairs that lie farther apart than the window.
 STRIP, STRIP_ON_GPU = 24, 256
+
+_Piece = TypeVar("_Piece")
 
 
 def extract(image: Tensor, patch: int) -> Tensor:
@@ -60,6 +64,11 @@ class Matches:
 
     index: Tensor
     distance: Tensor
+
+    @property
+    def filled(self) -> Tensor:
+        """The numbers [R, K], the reference's own where the window held fewer patches."""
+        return self.index.where(self.distance.isfinite(), self.index[:, :1])
 
 
 def match(patches: Tensor, step: int, window: int, count: int) -> Matches:
@@ -114,7 +123,20 @@ def _match_strip(
     return (y + down) * width + xs[:, None] + across, distance
 
 
-def chunks(total: int, size: int) -> Iterator[slice]:
-    """Slices of at most that size that cover 0 .. total - 1."""
-    for start in range(0, total, size):
-        yield slice(start, min(start + size, total))
+def average_of_groups(
+    like: Tensor, pieces: Iterable[_Piece], restored: Callable[[_Piece], tuple[Tensor, Tensor]]
+) -> Tensor:
+    """The plane [H, W] from restored groups of patches [H', W', p*p].
+
+    Args:
+        like: patches of that shape.
+        pieces: groups that are restored at a time.
+        restored: piece -> numbers [G, K] of the patches and the restored patches [G, K, p*p].
+    """
+    shape, side = like.shape[:2], math.isqrt(like.shape[2])
+    total, counts = torch.zeros_like(like).flatten(0, 1), like.new_zeros(shape.numel())
+    for numbers, clean in parallel.each(restored, pieces, like.device):
+        total.index_add_(0, numbers.flatten(), clean.flatten(0, 1))
+        counts.index_add_(0, numbers.flatten(), counts.new_ones(numbers.numel()))
+    value = overlap_add(total.T.reshape(-1, *shape), side)
+    return value / overlap_add(counts.view(1, *shape).expand(side * side, -1, -1), side)

@@ -24,18 +24,23 @@ _SMALLEST = 1e-6  # limit, as a share of the norm, that float32 can tell from 0
 def eigenvectors(matrices: Tensor) -> Tensor:
     """The eigenvectors of symmetric matrices [B, n, n], as columns.
 
-    Where the matrices' device would be slow, its CPU computes them.
+    Where the matrices' device would be slow, the CPU computes them.
     """
-    if _is_slow(matrices):
-        pieces = matrices.cpu().split(PIECE)
-        found = parallel.each(_eigenvectors, pieces, torch.device("cpu"))
-        return torch.cat(list(found)).to(matrices.device)
-    return _eigenvectors(matrices)
+    if matrices.device.type == "cuda" and not _is_slow(matrices):
+        return _eigh(matrices)[1]
+    pieces = matrices.cpu().split(PIECE)
+    found = parallel.each(lambda piece: _eigh(piece)[1], pieces, torch.device("cpu"))
+    return torch.cat(list(found)).to(matrices.device)
 
 
-def _eigenvectors(matrices: Tensor) -> Tensor:
-    vectors: Tensor = torch.linalg.eigh(matrices).eigenvectors
-    return vectors
+def _eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues [B, n] and eigenvectors [B, n, n]."""
+    try:
+        values, vectors = torch.linalg.eigh(matrices)
+    except torch.linalg.LinAlgError:
+        # Many equal eigenvalues, as of patches with few different values: float32 may not converge.
+        values, vectors = torch.linalg.eigh(matrices.double())
+    return values.to(matrices), vectors.to(matrices)
 
 
 def _is_slow(matrices: Tensor) -> bool:
@@ -55,7 +60,7 @@ def shrinkage(gram: Tensor, limit: Tensor) -> Tensor:
 
 def by_eigenvectors(gram: Tensor, limit: Tensor) -> Tensor:
     """`shrinkage` as it is defined."""
-    values, vectors = torch.linalg.eigh(gram)
+    values, vectors = _eigh(gram)
     kept = (1 - limit[:, None] / values.clamp(min=1e-30)).clamp(min=0).sqrt()
     factor = torch.where(values > limit[:, None], 0.5 + 0.5 * kept, 0)
     return (vectors * factor[:, None]) @ vectors.mT

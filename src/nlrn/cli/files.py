@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from nlrn.tasks import Settings
 
 LONG = 30.0  # seconds of work from which on an estimate is printed first
+SLOW_METHODS, SAMPLE = ("wnnm", "lssc"), 48  # side of the noise that they are timed with
 WORTH_MEASURING = 100_000  # pixels of work; fewer are done in a few seconds
 
 Work = Callable[["Image", Callable[[int, int], None]], "tuple[Image, dict[str, Any]]"]
@@ -48,7 +50,31 @@ def announce_long_work(
         return
     if name not in rates:
         rates[name] = seconds_per_pixel(network, dtype, device)
-    if (seconds := rates[name] * pixels) > LONG:
+    _announce(size, rates[name] * pixels)
+
+
+def announce_slow_method(
+    method: str, image: Image, sigma: float, device: str, rates: dict[str, float]
+) -> None:
+    """The same for the classic methods that may take minutes."""
+    pixels = image.pixels.size
+    if method not in SLOW_METHODS or pixels < WORTH_MEASURING or sigma == 0:
+        return
+    if method not in rates:
+        import numpy as np
+
+        from nlrn.devices import choose_device
+        from nlrn.tasks import CLASSIC
+
+        sample = np.random.default_rng(0).random((SAMPLE, SAMPLE), np.float32)
+        begin = time.perf_counter()
+        CLASSIC[method](sample, sigma, device=choose_device(device))
+        rates[method] = (time.perf_counter() - begin) / sample.size
+    _announce((image.height, image.width), rates[method] * pixels)
+
+
+def _announce(size: tuple[int, int], seconds: float) -> None:
+    if seconds > LONG:
         took = _duration(seconds)
         typer.echo(f"{size[1]} x {size[0]} pixels will take about {took}", err=True)
 

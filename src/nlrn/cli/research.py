@@ -108,7 +108,7 @@ def bench(
         str | None, typer.Option(help="Some of its noise levels or scales: 15,25.")
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(help="Methods: NLM,BM3D,WNNM,NLRN; a wrong one lists all.")
+        str | None, typer.Option(help="Methods: NLM,BM3D,WNNM,LSSC,NLRN; a wrong one lists all.")
     ] = None,
     limit: Annotated[int | None, typer.Option(help="The first N images of each set only.")] = None,
     protocol: Annotated[

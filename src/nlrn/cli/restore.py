@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nlrn.cli.entry import app, errors_in_one_line, number
-from nlrn.cli.files import Work, announce_long_work, finish, run_jobs
+from nlrn.cli.files import Work, announce_long_work, announce_slow_method, finish, run_jobs
 
 if TYPE_CHECKING:
     from nlrn.images import Image
@@ -27,7 +27,11 @@ def denoise(
         str, typer.Option(help="Noise level on the 0..255 scale; auto estimates it per image.")
     ] = "auto",
     method: Annotated[
-        str, typer.Option(help="nlrn: the network; without training: nlm, bm3d, wnnm, lssc.")
+        str,
+        typer.Option(
+            help="nlrn: the network; without training: nlm, bm3d, and slow: wnnm, lssc. "
+            "For these --model, --tile, --exact, --views and --dtype mean nothing."
+        ),
     ] = "nlrn",
     strength: Annotated[float, typer.Option(help="1 for the full effect, 0 for none.")] = 1.0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
@@ -74,7 +78,7 @@ def denoise(
         from nlrn.tasks import Settings  # loads torch: only after the paths were found good
 
         settings = Settings(None if side is None else int(side), exact, views, dtype, device)
-        work = _denoiser(level, strength, method, model, settings)
+        work = _denoiser(level, strength, method.lower(), model, settings)
         report = run_jobs(plan, work, overwrite, skip_existing)
     finish(report, as_json)
 
@@ -84,8 +88,10 @@ def _denoiser(
 ) -> Work:
     """What to do with one image."""
     from nlrn import tasks
-    from nlrn.inference import choose_device
+    from nlrn.devices import choose_device
 
+    if sigma is not None:
+        tasks.check_level(sigma)
     tasks.check_strength(strength)
     tasks.check_method(method, model, settings)
     _check_views(settings.views)
@@ -103,8 +109,11 @@ def _check_views(views: int) -> None:
 def _classic_denoiser(sigma: float | None, strength: float, method: str, device: str) -> Work:
     from nlrn import tasks
 
+    rates: dict[str, float] = {}
+
     def work(image: Image, progress: Callable[[int, int], None]) -> tuple[Image, dict[str, Any]]:
         level = tasks.check_sigma(sigma, image)
+        announce_slow_method(method, image, level, device, rates)
         result = tasks.denoise_classic(image, level, method, strength, device, progress)
         return result, {"sigma": round(level, 2), "method": method}
 
@@ -202,7 +211,7 @@ def upscale(
 def _upscaler(scale: float, model: str | None, settings: Settings) -> Work:
     """What to do with one image; the model is loaded once."""
     from nlrn import tasks
-    from nlrn.inference import choose_device
+    from nlrn.devices import choose_device
 
     tasks.check_scale(scale)
     _check_views(settings.views)

@@ -13,27 +13,28 @@ from nlrn.model import NLRN
 
 
 def forward(model: NLRN, image: Tensor, dtype: torch.dtype) -> Tensor:
-    """`model(image)` with the shared weights cast once to the dtype in which they are used.
+    """`model(image)`, but shared weights are cast once to the dtype in which they are used.
 
-    Every state gets a copy of them. Otherwise each of twelve states would cast ten tensors anew,
-    and autograd would add as many gradients one by one: hundreds of kernels that take longer to
-    start than to run.
+    Every state gets them as tensors of its own, over the same memory. Otherwise each of twelve
+    states would cast ten tensors anew, and autograd would add as many gradients one by one:
+    hundreds of kernels that take longer to start than to run. Without shared weights there is
+    nothing to gain.
     """
     if not model.config.tied:
         return model(image)
     cell, steps = model.cell(0), model.config.steps
     names, weights = zip(*cell.named_parameters(), strict=True)
-    copies = _CopyForEachState.apply(steps, dtype, *weights)
-    per_state = [copies[t * len(names) : (t + 1) * len(names)] for t in range(steps)]
+    given = _OneForEachState.apply(steps, dtype, *weights)
+    per_state = [given[t * len(names) : (t + 1) * len(names)] for t in range(steps)]
 
-    def with_copies(step: int) -> Callable[..., Any]:
+    def with_its_own(step: int) -> Callable[..., Any]:
         named = dict(zip(names, per_state[step], strict=True))
         return lambda *arguments: functional_call(cell, named, arguments)
 
-    return model.unroll(image, with_copies)
+    return model.unroll(image, with_its_own)
 
 
-class _CopyForEachState(torch.autograd.Function):
+class _OneForEachState(torch.autograd.Function):
     """(states, dtype, tensors) -> the tensors in that dtype, once per state."""
 
     @staticmethod

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nlrn.devices import choose_device
 from nlrn.explain import Maps, Trace, trace
-from nlrn.inference import choose_device
 from nlrn.memory import free_memory
 from nlrn.model import NLRN
 from nlrn.ops import AFFINITIES

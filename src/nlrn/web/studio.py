@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from nlrn import images
+from nlrn.devices import choose_device
 from nlrn.explain import Maps, planes_for
 from nlrn.images import Image
-from nlrn.inference import choose_device
 from nlrn.model import NLRN
 from nlrn.tasks import DTYPES, Settings
 from nlrn.web import offers
