@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import skimage.data
 
 import nlrn
 from nlrn import images, tasks, weights
@@ -209,13 +210,37 @@ def test_what_a_classic_method_cannot_take_is_named(options: dict, message: str)
         nlrn.denoise(noisy((9, 9), "uint8"), 25, **options)
 
 
-def test_an_image_too_large_for_a_classic_method_is_refused(
+def test_without_memory_for_a_tile_a_classic_method_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tasks, "free_memory", lambda device: 2**20)
-    message = "60 x 50 pixels need about 0.0 GiB with wnnm, 0.0 GiB are free; method nlrn works in"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="wnnm needs 287 MiB at least, it may take 0 MiB"):
         nlrn.denoise(noisy((50, 60), "uint8"), 25, method="wnnm")
+
+
+@pytest.mark.parametrize("method", ["nlm", "bm3d"])
+@pytest.mark.parametrize("colour", [(), (3,)], ids=["gray", "colour"])
+def test_classic_methods_work_in_tiles_where_memory_is_short(
+    method: str, colour: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photograph = skimage.data.astronaut()[40:240, 100:310] / 255
+    clean = photograph if colour else photograph.mean(-1)
+    given = clean + np.random.default_rng(0).normal(0, 25 / 255, clean.shape)
+    whole = nlrn.denoise(given, 25, method=method)
+    side = 60 + 2 * tasks.CLASSIC_HALO[method]
+    memory = 2 * tasks.CLASSIC_MEMORY[method] * side**2
+    monkeypatch.setattr(tasks, "free_memory", lambda device: memory)
+    told: list[tuple[int, int]] = []
+    tiled = nlrn.denoise(given, 25, method=method, progress=lambda *step: told.append(step))
+    assert told[-1][0] == told[-1][1]
+    assert told == sorted(told)
+    assert len({total for _, total in told}) <= 2
+    if method == "nlm":
+        np.testing.assert_allclose(tiled, whole, rtol=0, atol=1e-6)
+    else:  # its reference patches stand elsewhere: another result, as good
+        errors = [np.square(result - clean).mean() for result in (tiled, whole)]
+        assert errors[0] == pytest.approx(errors[1], rel=0.01)
+        assert np.abs(tiled - whole).mean() < 0.5 / 255
 
 
 def test_bad_settings_are_named() -> None:

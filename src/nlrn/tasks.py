@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nlrn import classic, images, weights
-from nlrn.classic.planes import LARGEST_SIGMA
+from nlrn.classic.planes import LARGEST_SIGMA, share
 from nlrn.degrade import imresize
 from nlrn.devices import choose_device
 from nlrn.images import Image
@@ -22,6 +22,7 @@ from nlrn.inference import restore
 from nlrn.memory import free_memory
 from nlrn.model import NLRN
 from nlrn.noise import estimate_sigma
+from nlrn.tiles import SMALLEST_TILE, cut, paste
 
 # Methods that need no training; the network's name is "nlrn".
 CLASSIC: dict[str, Callable[..., np.ndarray]] = {
@@ -32,6 +33,9 @@ CLASSIC: dict[str, Callable[..., np.ndarray]] = {
 }
 # Bytes that they take for each pixel, the most of all noise levels (benchmarks/classic.py).
 CLASSIC_MEMORY = {"nlm": 600, "bm3d": 3000, "wnnm": 6000, "lssc": 6000}
+# Pixels that a tile of theirs reads around it: all that non-local means looks at by default; the
+# groups of the others reach farther, but hardly any pixel depends on that.
+CLASSIC_HALO = {"nlm": 24, "bm3d": 64, "wnnm": 96, "lssc": 96}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Contrast may shrink as much as it takes to bring strong noise down to the level a model knows. It
 # may hardly grow: measured with the sigma 25 model, more than 1.2 loses more than it gains, since
@@ -151,22 +155,37 @@ def denoise_classic(
     check_strength(strength)
     if strength == 0 or sigma == 0:
         return picture.with_pixels(picture.pixels.copy())
-    where = choose_device(device)
-    _check_memory(picture, method, where)
     noisy = images.to_float(picture.pixels)
-    clean = CLASSIC[method](noisy, sigma, device=where, progress=progress)
+    clean = _classic(noisy, sigma, method, choose_device(device), progress)
     result = strength * clean + (1 - strength) * noisy
     return picture.with_pixels(images.from_float(result, picture.pixels.dtype))
 
 
-def _check_memory(picture: Image, method: str, device: torch.device) -> None:
-    """Raises if the picture is too large for the method: the system might end the process."""
-    needed, free = CLASSIC_MEMORY[method] * picture.height * picture.width, free_memory(device)
-    if needed > free:
-        raise ValueError(
-            f"{picture.width} x {picture.height} pixels need about {needed / 2**30:.1f} GiB with "
-            f"{method}, {free / 2**30:.1f} GiB are free; method nlrn works in tiles"
-        )
+def _classic(
+    noisy: np.ndarray,
+    sigma: float,
+    method: str,
+    device: torch.device,
+    progress: Callable[[int, int], None] | None,
+) -> np.ndarray:
+    """The result for pixels [H, W] or [H, W, 3]: at once, or in tiles where memory is short."""
+    height, width = noisy.shape[:2]
+    needed, budget = CLASSIC_MEMORY[method], free_memory(device) // 2
+    if height * width * needed <= budget:
+        return CLASSIC[method](noisy, sigma, device=device, progress=progress)
+    halo = CLASSIC_HALO[method]
+    side = math.isqrt(budget // needed) - 2 * halo
+    if side < SMALLEST_TILE:
+        least = needed * (SMALLEST_TILE + 2 * halo) ** 2 / 2**20
+        free = budget / 2**20
+        raise ValueError(f"{method} needs {least:.0f} MiB at least, it may take {free:.0f} MiB")
+    tiles = cut((height, width), side, halo)
+    result = torch.zeros(math.prod(noisy.shape[2:]), height, width)
+    for number, tile in enumerate(tiles):
+        tell = share(progress, number, len(tiles))
+        part = CLASSIC[method](noisy[tile.seen], sigma, device=device, progress=tell)
+        paste(result, torch.from_numpy(np.atleast_3d(part)).permute(2, 0, 1), tile)
+    return result.permute(1, 2, 0).reshape(noisy.shape).numpy()
 
 
 def upscale(

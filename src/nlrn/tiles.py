@@ -96,13 +96,20 @@ def plan(
                 f"tiles with a halo of {halo} pixels need {least / 2**30:.1f} GiB, "
                 f"the memory budget is {budget / 2**30:.1f} GiB"
             )
-    rows, columns = _cut(height, tile), _cut(width, tile)
-    if len(rows) == len(columns) == 1:
-        return [everything]
-    if config.border == "circular" and exact:
+    tiles = cut(size, tile, halo, fade=0 if halo == exact_halo(config) else FADE)
+    if len(tiles) > 1 and config.border == "circular" and exact:
         raise ValueError("tiles of a network with circular border cannot equal the whole image")
+    return tiles
+
+
+def cut(
+    size: torch.Size | tuple[int, int], tile: int, halo: int, *, fade: int = FADE
+) -> list[Tile]:
+    """Tiles of at most that side, which read `halo` pixels around them, for an image (H, W)."""
+    height, width = size
+    rows, columns = _pieces(height, tile), _pieces(width, tile)
     narrowest = min(piece.stop - piece.start for piece in rows + columns)
-    fade = 0 if halo == exact_halo(config) else min(FADE, halo, narrowest // 2)
+    fade = min(fade, halo, narrowest // 2)
     return [
         Tile((row, column), (_grow(row, halo, height), _grow(column, halo, width)), fade)
         for row in rows
@@ -110,7 +117,7 @@ def plan(
     ]
 
 
-def _cut(length: int, step: int) -> list[slice]:
+def _pieces(length: int, step: int) -> list[slice]:
     """Nearly equal pieces of at most `step`."""
     count = -(-length // step)
     edges = [length * i // count for i in range(count + 1)]
