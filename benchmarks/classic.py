@@ -42,16 +42,6 @@ def picture(size: int) -> np.ndarray:
     return add_noise(np.clip(shading + texture, 0, 1), SIGMA, 0, "classic")
 
 
-def seconds(work: Callable[[], object], repeats: int) -> float:
-    """Shortest of several runs: other work on the machine can only slow it down."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def package(image: np.ndarray) -> np.ndarray:
     """BM3D by the program of its authors."""
     import bm3d
@@ -100,7 +90,10 @@ def measure_times(device: str, methods: list[str], sizes: list[int], rounds: int
                 slow = name not in ("nlm", "bm3d", "bm3d package")
                 if slow and device == "cpu" and size in found[name]:
                     continue  # minutes: once is enough
-                took = seconds(lambda work=work, image=image: work(image), 1)  # type: ignore[misc]
+                start = time.perf_counter()
+                work(image)
+                took = time.perf_counter() - start
+                # The shortest: other work on the machine can only slow it down.
                 found[name][size] = min(took, found[name].get(size, float("inf")))
     return found
 

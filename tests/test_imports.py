@@ -20,7 +20,7 @@ STOREYS = [
     ["folded", "tiles"],
     ["inference"],
     ["tasks", "describe", "jobs"],
-    ["explain"],
+    ["explain", "upscaling"],
     ["training", "bench", "bulk"],
     ["web"],
     ["cli"],

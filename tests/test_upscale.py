@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import nlrn
-from nlrn import images, tasks, weights
+from nlrn import images, upscaling, weights
 from nlrn.cli import app
 from nlrn.degrade import imresize
 from nlrn.images import Image
@@ -106,7 +106,7 @@ def test_what_is_hidden_leaves_no_fringe() -> None:
     assert (large[shown][:, :3] == (255, 0, 0)).all()
     assert (large[:, :15, 3] == 0).all() and (large[:, -15:, 3] == 255).all()
     gray = Image(pixels[..., 0], pixels[..., 3])
-    assert tasks.upscale_image(gray, 2, NLRN(TINY), CPU).pixels[:, -1].min() == 255
+    assert upscaling.upscale_image(gray, 2, NLRN(TINY), CPU).pixels[:, -1].min() == 255
 
 
 @pytest.mark.parametrize("scale", [0, 5, -1, 1, float("nan"), "abc", True, None])

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from nlrn.inference import restore
     from nlrn.model import NLRN, NLRNConfig, NonLocal2d
     from nlrn.noise import estimate_sigma
-    from nlrn.tasks import Settings, denoise, upscale
+    from nlrn.tasks import Settings, denoise
+    from nlrn.upscaling import upscale
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,7 +31,7 @@ _HOME = {
     "NonLocal2d": "model",
     "Settings": "tasks",
     "denoise": "tasks",
-    "upscale": "tasks",
+    "upscale": "upscaling",
     "estimate_sigma": "noise",
     "explain": "explain",
     "restore": "inference",

@@ -1,4 +1,4 @@
-"""Image in, image out: chooses the model, takes care of colour and of values."""
+"""Removes noise: chooses the model or method, takes care of colour and of values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from nlrn import classic, images, weights
 from nlrn.classic.planes import LARGEST_SIGMA, share
-from nlrn.degrade import imresize
 from nlrn.devices import choose_device
 from nlrn.images import Image
 from nlrn.inference import restore
@@ -43,11 +42,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LARGEST_SCALE = 1.2
 MUCH_LIGHT = 16.0  # a float image with values beyond it is hardly on the [0, 1] scale
 WEAK_NOISE = 0.6  # of a model's level; below it the model takes more detail than noise
-LARGEST_FACTOR = 4  # by which super-resolution was trained
-# MATLAB's rgb2ycbcr: luminance of RGB in [0, 1], and what a change of it is in R, G and B alike.
-LUMINANCE = np.array([65.481, 128.553, 24.966], np.float32) / 255
-LUMINANCE_OF_BLACK = np.float32(16 / 255)
-RGB_OF_LUMINANCE = np.float32(255 / 219)
 
 
 class NoWeightsError(ValueError):
@@ -97,7 +91,7 @@ def denoise(
     """
     settings = settings or Settings()
     check_method(method, model, settings)
-    picture = images.read(image) if isinstance(image, str | Path) else _as_image(image)
+    picture = images.read(image) if isinstance(image, str | Path) else as_image(image)
     level = check_sigma(sigma, picture)
     if method in CLASSIC:
         result = denoise_classic(picture, level, method, strength, settings.device, progress)
@@ -188,94 +182,6 @@ def _classic(
     return result.permute(1, 2, 0).reshape(noisy.shape).numpy()
 
 
-def upscale(
-    image: np.ndarray | str | Path,
-    scale: float,
-    *,
-    model: NLRN | str | Path | None = None,
-    settings: Settings | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> np.ndarray:
-    """Returns the image `scale` times as high and wide, in the type in which it came.
-
-    Args:
-        image: array [H, W], [H, W, 3] or [H, W, 4], uint8, uint16 or float in [0, 1]; or the path
-            of an image file.
-        scale: more than 1, at most 4; the models were trained with 2, 3 and 4.
-        model: a network, the name of a weight in the package, or a file; None takes the package's.
-        settings: tiles, views, precision, device.
-        progress: called with (done, total) in equal units of work.
-    """
-    picture = images.read(image) if isinstance(image, str | Path) else _as_image(image)
-    check_scale(scale)
-    result = upscale_image(picture, scale, load_upscaler(model), settings or Settings(), progress)
-    return result.pixels if result.alpha is None else np.dstack([result.pixels, result.alpha])
-
-
-def upscale_image(
-    picture: Image,
-    scale: float,
-    network: NLRN,
-    settings: Settings,
-    progress: Callable[[int, int], None] | None = None,
-) -> Image:
-    """The picture enlarged; metadata stay.
-
-    All channels are enlarged by bicubic interpolation. Gray then goes through the network as it
-    is; of colour the luminance does, and what the network changes in it is added to all three.
-    """
-    pixels = images.to_float(picture.pixels)
-    if not np.isfinite(pixels).all():
-        raise ValueError("image has values that float32 cannot hold")
-    if network.config.in_channels != 1:
-        raise ValueError(f"a network of {network.config.in_channels} channels takes no luminance")
-    large, alpha = _enlarge(pixels, picture.alpha, scale)
-    is_gray = large.ndim == 2
-    luminance = large if is_gray else large @ LUMINANCE + LUMINANCE_OF_BLACK
-    result = restore(
-        network,
-        torch.from_numpy(luminance)[None, None],
-        tile=settings.tile,
-        exact=settings.exact,
-        views=settings.views,
-        dtype=DTYPES[settings.dtype],
-        device=settings.device,
-        memory=settings.memory,
-        progress=progress,
-    )[0, 0].numpy()
-    if not is_gray:
-        change = (result - luminance) * RGB_OF_LUMINANCE
-        result = np.add(large, change[..., None], out=large)
-    dtype = picture.pixels.dtype
-    opacity = None if alpha is None else images.from_float(alpha, dtype)
-    return picture.with_pixels(images.from_float(result, dtype), opacity)
-
-
-def _enlarge(
-    pixels: np.ndarray, alpha: np.ndarray | None, scale: float
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Pixels [H, W] or [H, W, 3] and opacity, enlarged by bicubic interpolation, float32.
-
-    Colour is weighted with its opacity, so that what is hidden leaves no fringe around what shows.
-    """
-    if alpha is None:
-        return _bicubic(pixels, scale), None
-    opacity = images.to_float(alpha)
-    large_opacity = _bicubic(opacity, scale).clip(0, 1)
-    weights = opacity if pixels.ndim == 2 else opacity[..., None]
-    large_weights = large_opacity if pixels.ndim == 2 else large_opacity[..., None]
-    shown = _bicubic(pixels * weights, scale) / np.maximum(large_weights, 1e-3)
-    hidden = large_weights < 0.5 / 255
-    return np.where(hidden, _bicubic(pixels, scale), shown), large_opacity
-
-
-def _bicubic(pixels: np.ndarray, scale: float) -> np.ndarray:
-    """Enlarged one channel after the other: the resize works in float64."""
-    if pixels.ndim == 2:
-        return imresize(pixels, scale).astype(np.float32)
-    return np.stack([imresize(channel, scale) for channel in np.moveaxis(pixels, 2, 0)], axis=2)
-
-
 def check_strength(strength: float) -> None:
     """Raises unless it is a share of the effect."""
     if not 0 <= strength <= 1:
@@ -294,33 +200,6 @@ def check_method(method: str, model: NLRN | str | Path | None, settings: Setting
     for field in fields(Settings):
         if getattr(settings, field.name) != getattr(usual, field.name):
             raise ValueError(f"{field.name} is for method nlrn, not for {method}")
-
-
-def check_scale(scale: float) -> None:
-    """Raises unless images can be enlarged by this factor."""
-    if isinstance(scale, bool) or not isinstance(scale, Real):
-        raise ValueError(f"scale must be a number, got {scale!r}")
-    if not 1 < scale <= LARGEST_FACTOR:
-        raise ValueError(f"scale must be more than 1 and at most {LARGEST_FACTOR}, got {scale:g}")
-
-
-def load_upscaler(model: NLRN | str | Path | None) -> NLRN:
-    """The network asked for, or the one of the package for super-resolution."""
-    network = model if isinstance(model, NLRN) else NLRN.from_pretrained(model or choose_upscaler())
-    if network.notes.get("task", "sr") != "sr":
-        raise ValueError(f"the model is one for {network.notes['task']}, not for super-resolution")
-    return network
-
-
-def choose_upscaler() -> str:
-    """Name of the package's weight for super-resolution."""
-    for entry in weights.manifest().values():
-        if entry.task == "sr":
-            return entry.name
-    raise NoWeightsError(
-        "this version of nlrn has no weights for super-resolution yet; train one with "
-        "configs/sr-y.toml and give its file with --model FILE or model=FILE"
-    )
 
 
 def to_planes(pixels: np.ndarray, channels: int) -> Tensor:
@@ -406,7 +285,7 @@ def scale_to_model(network: NLRN, sigma: float) -> float:
     return min(LARGEST_SCALE, trained / sigma)
 
 
-def _as_image(array: np.ndarray) -> Image:
+def as_image(array: np.ndarray) -> Image:
     if not isinstance(array, np.ndarray):
         raise ValueError(f"image must be a NumPy array or a path, got {type(array).__name__}")
     if array.ndim not in (2, 3) or array.shape[2:] not in ((), (3,), (4,)) or 0 in array.shape:

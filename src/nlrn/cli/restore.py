@@ -16,13 +16,32 @@ if TYPE_CHECKING:
     from nlrn.model import NLRN
     from nlrn.tasks import Settings
 
+# Options that both commands have.
+Inputs = Annotated[list[str], typer.Argument(help="Images, folders or patterns.")]
+Output = Annotated[
+    str | None, typer.Option("--output", "-o", help="File, or folder for several images.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
+Model = Annotated[
+    str | None, typer.Option(help="A model's name (see nlrn models) or a .safetensors file.")
+]
+Exact = Annotated[bool, typer.Option("--exact", help="Tiles that equal the whole image; slower.")]
+Views = Annotated[int, typer.Option(help="Average over this many flips and rotations, up to 8.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
+Dtype = Annotated[str, typer.Option(help="fp32, or bf16: faster on recent CPUs.")]
+Recursive = Annotated[
+    bool, typer.Option("--recursive", "-r", help="Folders with all that is below them.")
+]
+SkipExisting = Annotated[
+    bool, typer.Option("--skip-existing", help="Pass over images whose result exists.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+
 
 @app.command()
 def denoise(
-    inputs: Annotated[list[str], typer.Argument(help="Images, folders or patterns.")],
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", help="File, or folder for several images.")
-    ] = None,
+    inputs: Inputs,
+    output: Output = None,
     sigma: Annotated[
         str, typer.Option(help="Noise level on the 0..255 scale; auto estimates it per image.")
     ] = "auto",
@@ -30,17 +49,15 @@ def denoise(
         str,
         typer.Option(
             help="nlrn: the network; without training: nlm, bm3d, and slow: wnnm, lssc. "
-            "For these --model, --tile, --exact, --views and --dtype mean nothing."
+            "--model, --tile, --exact, --views and --dtype are for nlrn alone."
         ),
     ] = "nlrn",
     strength: Annotated[float, typer.Option(help="1 for the full effect, 0 for none.")] = 1.0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+    overwrite: Overwrite = False,
     suffix: Annotated[
         str, typer.Option(help="Added to the name of results beside their input.")
     ] = "_denoised",
-    model: Annotated[
-        str | None, typer.Option(help="A model's name (see nlrn models) or a .safetensors file.")
-    ] = None,
+    model: Model = None,
     tile: Annotated[
         str,
         typer.Option(
@@ -49,21 +66,13 @@ def denoise(
             help="Side of the tiles; auto by memory, 0 for none. Small ones are slow.",
         ),
     ] = "auto",
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Tiles that equal the whole image; slower.")
-    ] = False,
-    views: Annotated[
-        int, typer.Option(help="Average over this many flips and rotations, up to 8.")
-    ] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="fp32, or bf16: faster on recent CPUs.")] = "fp32",
-    recursive: Annotated[
-        bool, typer.Option("--recursive", "-r", help="Folders with all that is below them.")
-    ] = False,
-    skip_existing: Annotated[
-        bool, typer.Option("--skip-existing", help="Pass over images whose result exists.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    exact: Exact = False,
+    views: Views = 1,
+    device: Device = "auto",
+    dtype: Dtype = "fp32",
+    recursive: Recursive = False,
+    skip_existing: SkipExisting = False,
+    as_json: AsJson = False,
 ) -> None:
     """Remove noise: NAME_denoised.EXT is written beside each image unless -o says otherwise.
 
@@ -151,42 +160,30 @@ def _network_denoiser(
 
 @app.command()
 def upscale(
-    inputs: Annotated[list[str], typer.Argument(help="Images, folders or patterns.")],
+    inputs: Inputs,
     scale: Annotated[
         str, typer.Option("--scale", "-s", help="More than 1, up to 4; trained for 2, 3 and 4.")
     ] = "2",
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", help="File, or folder for several images.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+    output: Output = None,
+    overwrite: Overwrite = False,
     suffix: Annotated[
         str | None,
         typer.Option(help="Added to the name of results beside their input; _x2 for scale 2."),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="A model's name (see nlrn models) or a .safetensors file.")
-    ] = None,
+    model: Model = None,
     tile: Annotated[
         str,
         typer.Option(
             "--tile", "-t", help="Side of the tiles in the result; auto by memory, 0 for none."
         ),
     ] = "auto",
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Tiles that equal the whole image; slower.")
-    ] = False,
-    views: Annotated[
-        int, typer.Option(help="Average over this many flips and rotations, up to 8.")
-    ] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="fp32, or bf16: faster on recent CPUs.")] = "fp32",
-    recursive: Annotated[
-        bool, typer.Option("--recursive", "-r", help="Folders with all that is below them.")
-    ] = False,
-    skip_existing: Annotated[
-        bool, typer.Option("--skip-existing", help="Pass over images whose result exists.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    exact: Exact = False,
+    views: Views = 1,
+    device: Device = "auto",
+    dtype: Dtype = "fp32",
+    recursive: Recursive = False,
+    skip_existing: SkipExisting = False,
+    as_json: AsJson = False,
 ) -> None:
     """Enlarge: NAME_x2.EXT is written beside each image unless -o says otherwise.
 
@@ -210,20 +207,20 @@ def upscale(
 
 def _upscaler(scale: float, model: str | None, settings: Settings) -> Work:
     """What to do with one image; the model is loaded once."""
-    from nlrn import tasks
+    from nlrn import upscaling
     from nlrn.devices import choose_device
 
-    tasks.check_scale(scale)
+    upscaling.check_scale(scale)
     _check_views(settings.views)
     choose_device(settings.device)
-    name = model if model is not None else tasks.choose_upscaler()
-    network = tasks.load_upscaler(name)
+    name = model if model is not None else upscaling.choose_upscaler()
+    network = upscaling.load_upscaler(name)
     rates: dict[str, float] = {}
 
     def work(image: Image, progress: Callable[[int, int], None]) -> tuple[Image, dict[str, Any]]:
         size = (math.ceil(image.height * scale), math.ceil(image.width * scale))
         announce_long_work(name, network, size, 1, settings, rates)
-        result = tasks.upscale_image(image, scale, network, settings, progress)
+        result = upscaling.upscale_image(image, scale, network, settings, progress)
         return result, {"scale": scale, "model": name}
 
     return work

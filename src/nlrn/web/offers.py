@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from nlrn import images, metrics, tasks, weights
+from nlrn import images, metrics, tasks, upscaling, weights
 from nlrn.images import Image
 from nlrn.model import NLRN
 from nlrn.tasks import Settings
@@ -68,7 +68,7 @@ def _denoise(
 def _upscale(
     picture: Image, wish: Wish, network: NLRN, settings: Settings, progress: Progress
 ) -> Image:
-    return tasks.upscale_image(picture, wish.scale, network, settings, progress)
+    return upscaling.upscale_image(picture, wish.scale, network, settings, progress)
 
 
 TASKS = (
