@@ -155,6 +155,7 @@ def converge(setup: Setup, report: Report, root: str | None) -> None:
     else:
         rng = np.random.default_rng(0)
         images = [rng.integers(0, 256, (40, 50), dtype=np.uint8) for _ in range(4)]
+    torch.set_float32_matmul_precision("high")  # exact for what comes in as bfloat16
     curves: dict[str, list[float]] = {}
 
     def run(operator: str) -> None:

@@ -358,6 +358,7 @@ def test_gpu_gives_what_the_cpu_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # that it is new
 @pytest.mark.gpu
 @needs_gpu
 def test_gpu_is_not_waited_for_and_can_be_recorded() -> None:

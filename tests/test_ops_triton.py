@@ -388,6 +388,7 @@ else:
         config = dataclasses.replace(CONFIGS[name], window=21, steps=4)
         assert_network(config, dtype, (1, 1, 45, 70), "cuda")
 
+    @pytest.mark.filterwarnings("ignore:.*jit.script_method:DeprecationWarning")  # torch's own
     @pytest.mark.gpu
     @needs_triton
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

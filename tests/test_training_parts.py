@@ -5,11 +5,12 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from training_runs import make_root, write_config
 
@@ -204,6 +205,29 @@ def test_dense_attention_equals_the_operator(patch: int, window: int, border: st
         results.append([out1, out2, last.scores(), *(t.grad for t in leaves)])
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_dense_attention_keeps_large_scores_exact_in_half_precision() -> None:
+    """Trained networks have scores in the hundreds, where bfloat16 has steps of whole units."""
+    torch.manual_seed(0)
+    dense = DenseAttention(6, 5, "mask", CPU)
+    inputs = [(6 * torch.randn(2, 16, 6, 6)).bfloat16() for _ in range(4)]
+    g = torch.randn(2, 4, 6, 6)
+
+    def two_states(operator: Any, dtype: torch.dtype) -> Tensor:
+        common: dict[str, Any] = {"window": 5, "affinity": "embedded_gaussian", "border": "mask"}
+        theta1, psi1, theta2, psi2 = (t.to(dtype) for t in inputs)
+        values = g.to(dtype)
+        _, prior = operator(theta1, psi1, values, bandwidth=1.0, prior=None,
+                            keep_correlation=True, **common)  # fmt: skip
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            out, _ = operator(theta2, psi2, values, bandwidth=1.0, prior=prior,
+                              keep_correlation=False, **common)  # fmt: skip
+        return cast(Tensor, out)
+
+    found = two_states(dense, torch.bfloat16).double()
+    wanted = two_states(neighborhood_attention, torch.float64)
+    assert float((found - wanted).norm() / wanted.norm()) < 1e-2
 
 
 def test_dense_attention_says_what_it_cannot_do() -> None:

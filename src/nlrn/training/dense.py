@@ -72,7 +72,11 @@ class DenseAttention:
         if affinity != "embedded_gaussian" or theta.shape[2:] != (self.patch, self.patch):
             got = f"{affinity!r} on {tuple(theta.shape)}"
             raise TrainingError(f"dense attention is for {self.patch}-pixel patches, got {got}")
-        pairs = theta.flatten(2).transpose(1, 2) @ psi.flatten(2)  # B N N
+        # Scores of trained networks reach hundreds, where bfloat16 has steps of whole units, and
+        # compiled for CUDA that ended in NaN (docs/inference.md).
+        exact = torch.promote_types(theta.dtype, torch.float32)
+        with torch.autocast(theta.device.type, enabled=False):
+            pairs = theta.flatten(2).transpose(1, 2).to(exact) @ psi.flatten(2).to(exact)  # B N N
         if isinstance(prior, DenseCorrelation):
             pairs = pairs + prior.pairs
         elif prior is not None:

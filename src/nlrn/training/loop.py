@@ -287,6 +287,8 @@ def _launch(config: Config, devices: int, nodes: int) -> Any:
         fabric.launch()
     if on_gpu:
         torch.backends.cudnn.benchmark = True  # shapes never change within a stage
+        if "bf16" in precision:  # what is then left in float32 began as bfloat16: TF32 holds that
+            torch.set_float32_matmul_precision("high")
     return fabric
 
 
