@@ -148,6 +148,7 @@ def test_baselines_compute_what_they_say() -> None:
 
 
 def test_a_missing_package_or_weight_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "manifest", dict)
     with pytest.raises(UnavailableError, match="NLRN at x2: no weight 'sr-y' yet"):
         methods.bind(SR, "Set5", 2, "NLRN", Setting())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -203,7 +204,7 @@ def test_settings_are_checked() -> None:
 # Running
 
 
-def test_rows_are_right(small_root: Path, tmp_path: Path) -> None:
+def test_rows_are_right(small_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against scikit-image, for noise and for super-resolution."""
     cells, notes = run.plan(DENOISE, small_root, Setting(), sets=["set12"], wanted=["NOISY"])
     assert not notes and [cell.level for cell in cells] == [15, 25, 50]
@@ -216,6 +217,7 @@ def test_rows_are_right(small_root: Path, tmp_path: Path) -> None:
     assert row.psnr == pytest.approx(peak_signal_noise_ratio(clean, rounded), abs=1e-4)
     assert (row.seed, row.protocol, row.version) == (0, "whole", "nlrn")
 
+    monkeypatch.setattr(weights, "manifest", dict)
     cells, notes = run.plan(SR, small_root, Setting(), sets=["Set5"], levels=[3])
     assert notes == ["NLRN at x3: no weight 'sr-y' yet"]
     row = run.run(cells, tmp_path / "rows")[0]
@@ -273,7 +275,7 @@ def test_a_file_that_holds_no_rows(content: str, tmp_path: Path) -> None:
         run.read_rows([tmp_path / "rows.json"])
 
 
-def test_choices_are_checked(small_root: Path) -> None:
+def test_choices_are_checked(small_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(**choices: object) -> None:
         run.plan(DENOISE, small_root, Setting(), **choices)  # type: ignore[arg-type]
 
@@ -287,6 +289,7 @@ def test_choices_are_checked(small_root: Path) -> None:
         plan(limit=0)
     with pytest.raises(ValueError, match="bsd68: no such folder; BSD68 needs"):
         plan(sets=["BSD68"])
+    monkeypatch.setattr(weights, "manifest", dict)
     with pytest.raises(ValueError, match="no weight"):
         run.plan(SR, small_root, Setting(), sets=["Set5"], wanted=["NLRN"])
 
@@ -444,6 +447,15 @@ def test_a_weight_of_ones_own(small_root: Path, tmp_path: Path) -> None:
     assert code == 0 and "mine.safetensors@" in shown
 
 
+def test_a_table_without_its_weight_gets_one_line(
+    small_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "manifest", dict)
+    code, shown, said = invoke("sr", "--sets", "Set5", "--methods", "NLRN")
+    assert code == 2 and not shown
+    assert said.count("\n") == 1 and "NLRN at x2: no weight 'sr-y' yet" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -456,7 +468,6 @@ def test_a_weight_of_ones_own(small_root: Path, tmp_path: Path) -> None:
         (["sr", "--data", "nowhere"], "nowhere: the data root is not a folder"),
         (["sr", "--json", "nowhere/x.json"], "nowhere/x.json: its folder does not exist"),
         (["--merge", "nowhere.json"], "nowhere.json: No such file or directory"),
-        (["sr", "--sets", "Set5", "--methods", "NLRN"], "NLRN at x2: no weight 'sr-y' yet"),
         (
             ["denoise-bsd400", "--sets", "Set12", "--methods", "NLRN", "--weight", "no"],
             "no: neither a file nor a model of the package",

@@ -11,6 +11,7 @@ import skimage.data
 
 import nlrn
 from nlrn import images, tasks, weights
+from nlrn.degrade import add_noise, rgb2gray
 from nlrn.model import CONFIGS, NLRN, random_network
 from nlrn.tasks import Settings
 
@@ -125,10 +126,30 @@ def test_the_nearest_trained_level_is_chosen(monkeypatch: pytest.MonkeyPatch) ->
         for level in (15.0, 25.0, 50.0)
     }
     monkeypatch.setattr(weights, "manifest", lambda: entries)
-    chosen = {s: tasks.choose_weight(s) for s in (0, 5, 18, 20, 30, 40, 90)}
+    chosen = {s: tasks.choose_weight(s) for s in (0, 5, 20, 24, 25, 35, 48, 90)}
     assert chosen == {
-        0: "s15.0", 5: "s15.0", 18: "s15.0", 20: "s25.0", 30: "s25.0", 40: "s50.0", 90: "s50.0"
+        0: "s15.0", 5: "s15.0", 20: "s15.0", 24: "s25.0", 25: "s25.0", 35: "s25.0", 48: "s50.0",
+        90: "s50.0",
     }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sigma", [20, 35, 60])
+def test_between_the_levels_it_beats_the_next_model_as_it_is(sigma: int) -> None:
+    """On a photograph, against each neighbour in the package without scaling the contrast."""
+    clean = images.to_float(rgb2gray(skimage.data.astronaut())[40:104, 160:224])
+    given = add_noise(clean, sigma, 0, "astronaut").astype(np.float32)
+    levels = sorted(e.sigma for e in weights.manifest().values() if e.sigma is not None)
+    naive = {max((s for s in levels if s < sigma), default=None),
+             min((s for s in levels if s > sigma), default=None)} - {None}  # fmt: skip
+
+    def error(result: np.ndarray) -> float:
+        return float(np.mean((result.clip(0, 1) - clean) ** 2))
+
+    ours = error(nlrn.denoise(given, sigma))
+    assert naive
+    for level in naive:
+        assert ours < 0.95 * error(nlrn.denoise(given, level, model=f"denoise-gray-s{level:g}"))
 
 
 def test_without_weights_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

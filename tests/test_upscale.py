@@ -9,17 +9,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import skimage.data
 import torch
 from typer.testing import CliRunner
 
 import nlrn
 from nlrn import images, upscaling, weights
 from nlrn.cli import app
-from nlrn.degrade import imresize
+from nlrn.degrade import imresize, rgb2gray
 from nlrn.images import Image
 from nlrn.inference import restore
 from nlrn.model import NLRN, NLRNConfig, random_network
 
+# Patches of a ColorChecker in sRGB, row by row.
+COLOUR_CHECKER = """
+735244 c29682 627a9d 576c43 8580b1 67bdaa d67e2c 505ba6 c15a63 5e3c6c 9dbc40 e0a32e
+383d96 469449 af363c e7c71f bb5695 0885a1 f3f3f2 c8c8c8 a0a0a0 7a7a79 555555 343434
+"""
 TINY = NLRNConfig(steps=2, channels=8, embed=4, window=7)
 CPU = nlrn.Settings(device="cpu")
 
@@ -107,6 +113,25 @@ def test_what_is_hidden_leaves_no_fringe() -> None:
     assert (large[:, :15, 3] == 0).all() and (large[:, -15:, 3] == 255).all()
     gray = Image(pixels[..., 0], pixels[..., 3])
     assert upscaling.upscale_image(gray, 2, NLRN(TINY), CPU).pixels[:, -1].min() == 255
+
+
+@pytest.mark.slow
+def test_the_model_of_the_package_keeps_colours_and_beats_bicubic() -> None:
+    patches = np.array([int(colour, 16) for colour in COLOUR_CHECKER.split()])
+    colours = (patches[:, None] >> np.array([16, 8, 0]) & 255).astype(np.uint8).reshape(4, 6, 3)
+    chart = np.kron(colours, np.ones((12, 12, 1), np.uint8))
+    bicubic = nlrn.upscale(chart, 2, model=NLRN(TINY)).astype(float)
+    large = nlrn.upscale(chart, 2).astype(float)
+    assert np.abs((large - bicubic).mean((0, 1))).max() < 0.5
+    gray_patches = large[78:90]  # the last row, off its upper edge
+    assert np.ptp(gray_patches, axis=2)[:, 6:-6].mean() < 2  # as in the chart
+    white = nlrn.upscale(np.full((24, 24, 3), 255, np.uint8), 2)
+    assert np.ptp(white, axis=2).max() == 0 and white[8:-8, 8:-8].min() >= 254
+    photograph = rgb2gray(skimage.data.astronaut())[40:112, 160:232] / 255
+    small = imresize(photograph, 1 / 3)
+    errors = [float(np.mean((result - photograph) ** 2))
+              for result in (nlrn.upscale(small, 3), imresize(small, 3))]  # fmt: skip
+    assert errors[0] < 0.85 * errors[1]
 
 
 @pytest.mark.parametrize("scale", [0, 5, -1, 1, float("nan"), "abc", True, None])

@@ -27,7 +27,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
 from test_cli import nlrn, png_header
 
-from nlrn import images, weights
+from nlrn import images
 from nlrn.explain import explain
 from nlrn.model import CONFIGS, random_network
 from nlrn.web import guard, pictures
@@ -142,7 +142,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def test_health_and_models(server: Server) -> None:
     assert server.get("/api/health").json()["status"] == "ok"
     offer = server.get("/api/models").json()
-    assert [task["name"] for task in offer["tasks"]] == ["denoise"]
+    assert [task["name"] for task in offer["tasks"]] == ["denoise", "upscale"]
     assert offer["models"][0] == {
         "name": "tiny", "task": "denoise", "description": "your own file"
     }  # fmt: skip
@@ -250,15 +250,6 @@ def test_tasks_come_from_the_models(models: tuple[Path, Path], tmp_path: Path) -
         assert wrong.status_code == 422 and "large" in wrong.json()["error"]
     finally:
         running.stop()
-
-
-def test_a_weight_for_super_resolution_in_the_package_brings_the_task(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entry = weights.Entry("sr-y", "", "", "sr", "x2, x3, x4", ())
-    monkeypatch.setattr(weights, "manifest", lambda: {"sr-y": entry})
-    tasks = server.get("/api/models").json()["tasks"]
-    assert [task["name"] for task in tasks] == ["denoise", "upscale"]
 
 
 def test_maps_sum_to_one_and_are_those_of_the_library(
@@ -581,8 +572,8 @@ def test_hosts(host: str, bound: str, ours: bool) -> None:
         ("/api/jobs", {"sigma": -1}, "sigma"),
         ("/api/jobs", {"sigma": 1e9}, "sigma"),
         ("/api/jobs", {"strength": 2}, "strength"),
-        ("/api/jobs", {"task": "paint"}, "task must be one of denoise, got 'paint'"),
-        ("/api/jobs", {"task": "upscale"}, "task must be one of denoise"),
+        ("/api/jobs", {"task": "paint"}, "task must be one of denoise, upscale, got 'paint'"),
+        ("/api/jobs", {"task": "upscale"}, "model must be one of sr-y, got 'tiny'"),
         ("/api/jobs", {"model": "/etc/passwd"}, "model must be one of tiny"),
         ("/api/jobs", {"colour": "red"}, "colour"),
         ("/api/maps", {"row": 20, "column": 0}, "20 rows and 26 columns"),

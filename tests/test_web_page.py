@@ -137,6 +137,27 @@ def test_a_picture_goes_up_and_the_result_is_that_of_the_command(
     assert Path(download.value.path()).read_bytes() == expected
 
 
+def test_a_picture_is_enlarged_with_the_model_of_the_package(page: Page, tmp_path: Path) -> None:
+    path = noisy(tmp_path / "small.png", (24, 30, 3))
+    send(page, path)
+    page.get_by_role("radio", name="Enlarge").check()
+    expect(page.locator("#model")).to_have_value("sr-y")
+    expect(page.locator("#sigma")).to_be_hidden()
+    expect(page.locator("#explorer")).to_be_hidden()
+    page.get_by_label("Factor").select_option("3")
+    page.get_by_role("button", name="Enlarge").click()
+    expect(page.locator("#took")).to_contain_text("sr-y")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download PNG").click()
+    assert download.value.suggested_filename == "small_x3.png"
+    assert nlrn("upscale", path, "--scale", 3).exit_code == 0
+    found = Path(download.value.path()).read_bytes()
+    assert found == (tmp_path / "small_x3.png").read_bytes()
+    assert images.read(tmp_path / "small_x3.png").pixels.shape == (72, 90, 3)
+    page.get_by_role("radio", name="Remove noise").check()
+    expect(page.locator("#sigma")).to_be_visible()
+
+
 def test_progress_is_shown_and_the_job_can_be_cancelled(page: Page, tmp_path: Path) -> None:
     send(page, noisy(tmp_path / "large.png", (700, 900, 3)))
     page.locator("#model").select_option("slow")

@@ -36,12 +36,14 @@ CLASSIC_MEMORY = {"nlm": 600, "bm3d": 3000, "wnnm": 6000, "lssc": 6000}
 # groups of the others reach farther, but hardly any pixel depends on that.
 CLASSIC_HALO = {"nlm": 24, "bm3d": 64, "wnnm": 96, "lssc": 96}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-# Contrast may shrink as much as it takes to bring strong noise down to the level a model knows. It
-# may hardly grow: measured with the sigma 25 model, more than 1.2 loses more than it gains, since
-# values far outside [0, 1] are new to the network.
+# Contrast may shrink as much as it takes to bring strong noise down to the level a model knows: at
+# sigma 60 the model of 15 is 0.1 dB below that of 50. It may hardly grow: more than 1.2 loses more
+# than it gains, since values far outside [0, 1] are new to the network. At sigma 22 the models of
+# 15 (contrast x 0.68) and 25 (x 1.14) are equally good, hence three.
 LARGEST_SCALE = 1.2
+GROWTH_COUNTS = 3
 MUCH_LIGHT = 16.0  # a float image with values beyond it is hardly on the [0, 1] scale
-WEAK_NOISE = 0.6  # of a model's level; below it the model takes more detail than noise
+WEAK_NOISE = 0.75  # of a model's level; below it BM3D is better
 
 
 class NoWeightsError(ValueError):
@@ -255,7 +257,7 @@ def load_model(model: NLRN | str | Path | None, sigma: float) -> NLRN:
 
 
 def choose_weight(sigma: float) -> str:
-    """Name of the denoising weight that was trained nearest to sigma, by ratio."""
+    """Name of the denoising weight that was trained nearest to sigma, rather below than above."""
     levels = {e.name: e.sigma for e in weights.manifest().values() if e.task == "denoise"}
     trained = {name: level for name, level in levels.items() if level is not None}
     if not trained:
@@ -263,8 +265,12 @@ def choose_weight(sigma: float) -> str:
             "this version of nlrn has no trained weights yet; "
             "give a file that NLRN.save_pretrained wrote, with --model FILE or model=FILE"
         )
-    near = max(sigma, 1e-3)
-    return min(trained, key=lambda name: abs(math.log(near / trained[name])))
+
+    def distance(name: str) -> float:
+        shrinks = math.log(max(sigma, 1e-3) / trained[name])
+        return shrinks if shrinks >= 0 else -GROWTH_COUNTS * shrinks
+
+    return min(trained, key=distance)
 
 
 def scale_to_model(network: NLRN, sigma: float) -> float:
@@ -279,7 +285,7 @@ def scale_to_model(network: NLRN, sigma: float) -> float:
     if sigma < WEAK_NOISE * trained:
         warnings.warn(
             f"noise of sigma {sigma:.3g} is weak for this model, made for {trained:g}: "
-            "details will be lost; a lower strength helps",
+            "details will be lost; method bm3d or a lower strength keeps more of them",
             stacklevel=4,
         )
     return min(LARGEST_SCALE, trained / sigma)
