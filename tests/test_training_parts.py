@@ -128,6 +128,20 @@ def test_patches_of_low_resolution_are_those_of_the_whole_image() -> None:
     assert upright > 20
 
 
+def test_a_share_of_the_luminance_is_stretched_to_the_full_range() -> None:
+    image = np.tile(np.array([16, 235], np.uint8), (20, 10))
+    one, half = (Patches([image], CPU, Data(task="sr", factors=(2,), full_range=share), seed=0)
+                 for share in (1.0, 0.5))  # fmt: skip
+    low, clean = one.batch(0, 8, 10)
+    assert (clean * 255).round().unique().tolist() == [0, 255]
+    plain, _ = Patches([image], CPU, Data(task="sr", factors=(2,)), seed=0).batch(0, 8, 10)
+    torch.testing.assert_close(low, (plain * 255 - 16) / 219)
+    brightest = (half.batch(0, 200, 10)[1].amax((1, 2, 3)) * 255).round()
+    assert brightest.unique().tolist() == [235, 255] and 70 < int((brightest == 255).sum()) < 130
+    with pytest.raises(TrainingError, match=r"full_range must be in \[0, 1\], got 2"):
+        Data(task="sr", full_range=2.0)
+
+
 def test_super_resolution_trains_and_says_what_it_is(tmp_path: Path) -> None:
     root = make_root(tmp_path / "data")
     config = write_config(tmp_path / "c.toml", "steps = 2\nlr = 1e-3\nbatch = 2\npatch = 12")

@@ -32,7 +32,7 @@ class Patches:
     def __init__(
         self, images: Sequence[Gray], device: torch.device, data: Data, *, seed: int
     ) -> None:
-        self.sigma, self.seed = data.sigma, seed
+        self.sigma, self.seed, self.full_range = data.sigma, seed, data.full_range
         self._degraded: Tensor | None = None
         if data.task == "sr":
             pairs = [low_resolution(i, int(f), device) for f in data.factors for i in images
@@ -79,7 +79,11 @@ class Patches:
         place = self._place(draws, patch)
         clean = (self._pixels[place].float() / 255).unsqueeze(1)
         if self._degraded is not None:
-            return self._degraded[place].float().unsqueeze(1), clean
+            draw = torch.rand(size, generator=self._generator, device=self._device)[share]
+            stretch = draw.view(-1, 1, 1, 1) < self.full_range
+            low = self._degraded[place].float().unsqueeze(1)
+            low, clean = (torch.where(stretch, (x * 255 - 16) / 219, x) for x in (low, clean))
+            return low, clean
         shape = (size, 1, patch, patch)
         noise = torch.randn(shape, generator=self._generator, device=self._device)[share]
         return clean + noise * (self.sigma / 255), clean

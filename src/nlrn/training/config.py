@@ -48,6 +48,8 @@ class Data:
         sigma: standard deviation of the noise on the 0..255 scale. For "sr" there is no noise: it
             is the unit of the loss alone, about the error of the enlarged image.
         factors: by which images are shrunk for "sr".
+        full_range: share of the patches for "sr" whose luminance, 16..235, is stretched to 0..255,
+            the range of the gray images that users have.
         scales: sizes at which every training image is used.
         crop: side of the centre crops that validation restores.
         validation_images: how many images validation takes, the first ones that are large enough.
@@ -58,6 +60,7 @@ class Data:
     task: str = "denoise"
     sigma: float = 25.0
     factors: tuple[int, ...] = (2, 3, 4)
+    full_range: float = 0.0
     scales: tuple[float, ...] = (1.0, 0.9, 0.8, 0.7)
     crop: int = 128
     validation_images: int = 32
@@ -69,6 +72,8 @@ class Data:
         _positive(self, "sigma", "crop", "validation_images")
         if not self.factors or not all(factor in range(2, 9) for factor in self.factors):
             raise TrainingError(f"factors must be whole numbers of 2..8, got {list(self.factors)}")
+        if not 0 <= self.full_range <= 1:
+            raise TrainingError(f"full_range must be in [0, 1], got {self.full_range}")
         if not self.scales or not all(0 < scale <= 1 for scale in self.scales):
             raise TrainingError(f"scales must be in (0, 1], got {list(self.scales)}")
 

@@ -111,6 +111,8 @@ function settings() {
   by("strength-shown").textContent = `${by("strength").value} %`;
   by("noise-shown").textContent = by("noise").value;
   by("adding").hidden = !by("add").checked;
+  const scale = Number(by("scale").value);
+  by("scale-hint").textContent = picture ? `Becomes ${picture.width * scale} × ${picture.height * scale} pixels. The model expects a sharp picture without noise.` : "";
 }
 
 // A job
