@@ -43,7 +43,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LARGEST_SCALE = 1.2
 GROWTH_COUNTS = 3
 MUCH_LIGHT = 16.0  # a float image with values beyond it is hardly on the [0, 1] scale
-WEAK_NOISE = 0.75  # of a model's level; below it BM3D is better
+WEAK_NOISE = 0.7  # of a model's level; below it BM3D is better (benchmarks/levels.py)
 
 
 class NoWeightsError(ValueError):
