@@ -259,7 +259,7 @@ def test_a_folder_without_images(tmp_path: Path, model: str) -> None:
     [
         (["--sigma", "-1"], ["sigma", "-1"]),
         (["--sigma", "loud"], ["sigma must be auto or a number", "loud"]),
-        (["--sigma", "nan"], ["sigma must be 0 or more"]),
+        (["--sigma", "nan"], ["sigma must be a number"]),
         (["--tile", "-5"], ["tile", "-5"]),
         (["--tile", "7.5"], ["whole number"]),
         (["--strength", "2"], ["strength", "2"]),

@@ -134,6 +134,34 @@ def test_the_model_of_the_package_keeps_colours_and_beats_bicubic() -> None:
     assert errors[0] < 0.85 * errors[1]
 
 
+@pytest.mark.parametrize("hidden", [0, 255])
+def test_the_network_sees_no_edge_where_the_picture_ends(hidden: int, network: NLRN) -> None:
+    """A flat disc stays flat, whatever colour lies hidden around it."""
+    y, x = np.mgrid[:24, :30]
+    disc = (y - 12) ** 2 + (x - 15) ** 2 < 64
+    pixels = np.where(disc[..., None], np.array([200, 100, 60, 255]), np.array([hidden] * 3 + [0]))
+    large = nlrn.upscale(pixels.astype(np.uint8), 2, model=network, settings=CPU)
+    flat = np.broadcast_to(np.array([200, 100, 60], np.uint8), (24, 30, 3)).copy()
+    whole = nlrn.upscale(flat, 2, model=network, settings=CPU)
+    shown = large[..., 3] > 0
+    assert np.abs(large[shown][:, :3].astype(int) - whole[shown]).max() <= 1
+
+
+def test_hidden_pixels_take_the_colours_around_them() -> None:
+    pixels = np.zeros((5, 6, 3), np.float32)
+    pixels[0, 0] = (0.2, 0.4, 0.6)
+    weights = np.zeros((5, 6, 1), np.float32)
+    weights[0, 0] = 0.5
+    continued = upscaling._continued(pixels, weights)
+    np.testing.assert_allclose(continued, np.broadcast_to(pixels[0, 0], (5, 6, 3)), rtol=1e-6)
+    assert not upscaling._continued(pixels, 0 * weights)[0, 0].any()  # nothing shows
+
+
+def test_values_far_beyond_one_are_said() -> None:
+    with pytest.warns(UserWarning, match=r"float values are to be in \[0, 1\]"):
+        nlrn.upscale(255 * random_image(5, 6), 2, model=NLRN(TINY), settings=CPU)
+
+
 @pytest.mark.parametrize("scale", [0, 5, -1, 1, float("nan"), "abc", True, None])
 def test_scales_that_make_no_sense(scale: float, network: NLRN) -> None:
     with pytest.raises(ValueError, match="scale must be"):
@@ -165,8 +193,8 @@ def test_the_command(weight: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("scale", "message"),
-    [("0", "at most 4, got 0"), ("5", "at most 4, got 5"), ("-1", "0 or more, got -1"),
-     ("abc", "must be a number, got 'abc'"), ("nan", "0 or more, got nan")],
+    [("0", "at most 4, got 0"), ("5", "at most 4, got 5"), ("-1", "at most 4, got -1"),
+     ("abc", "must be a number, got 'abc'"), ("nan", "must be a number, got nan")],
 )  # fmt: skip
 def test_mistakes_get_one_line(scale: str, message: str, weight: Path, tmp_path: Path) -> None:
     images.write(tmp_path / "photo.png", Image(images.from_float(random_image(7, 9), np.uint8)))

@@ -15,6 +15,7 @@ Directory = dict[int, tuple[int, int, bytes]]  # tag -> (type, count, raw value)
 
 _PREFIX = b"Exif\0\0"  # JPEG puts it before the block, some WebP writers too
 _ORIENTATION = 274
+_IMAGE_DESCRIPTION = 270
 _X_RESOLUTION, _Y_RESOLUTION, _RESOLUTION_UNIT = 282, 283, 296
 _EXIF_DIRECTORY, _GPS_DIRECTORY, _INTEROP_DIRECTORY = 34665, 34853, 40965
 # What describes the picture and not its storage: ImageDescription, Make, Model, resolution,
@@ -169,7 +170,10 @@ def _descriptive(data: bytes | mmap.mmap, order: str) -> tuple[Directory, dict[i
             offset = struct.unpack(order + "I", first[tag][2])[0]
             nested[tag] = _read_directory(data, order, offset)
             nested[tag].pop(_INTEROP_DIRECTORY, None)  # an offset that would point nowhere
-    return {tag: entry for tag, entry in first.items() if tag in _DESCRIPTIVE}, nested
+    kept = {tag: entry for tag, entry in first.items() if tag in _DESCRIPTIVE}
+    if kept.get(_IMAGE_DESCRIPTION, (0, 0, b""))[2].startswith(b'{"shape"'):
+        del kept[_IMAGE_DESCRIPTION]  # tifffile's note of the size, which may change
+    return kept, nested
 
 
 def _read_directory(data: bytes | mmap.mmap, order: str, offset: int) -> Directory:

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -47,9 +48,8 @@ def restore(
         memory: bytes that the network may take; None for half of what is free.
         progress: called with (done, total) in equal units of work.
     """
-    _check(model, image, views)
-    if tile is not None and tile != 0 and tile < 2 * FADE:
-        raise ValueError(f"tile must be 0 or at least {2 * FADE}, got {tile}")
+    check_run(tile, views)
+    _check(model, image)
     device = choose_device(device)
     image = image.detach().to("cpu", torch.float32)
     network = FoldedNLRN(model, dtype, device)
@@ -106,7 +106,8 @@ def restore_patches(
         batch: patches at a time; None for what suits the device and half of its free memory.
         progress: called with (done, total) in equal units of work.
     """
-    _check(model, image, views)
+    check_run(None, views)
+    _check(model, image)
     if patch < 1 or not 1 <= stride <= patch:
         raise ValueError(f"stride must be between 1 and the patch ({patch}), got {stride}")
     if batch is not None and batch < 1:
@@ -181,14 +182,23 @@ def _corners(
     return torch.cartesian_prod(*starts)
 
 
-def _check(model: NLRN, image: Tensor, views: int) -> None:
+def check_run(tile: int | None, views: int) -> None:
+    """Raises unless tiles can have that side and so many views can be averaged."""
+    for name, value in (("tile", tile), ("views", views)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+            raise ValueError(f"{name} must be a whole number, got {value!r}")
+    if tile is not None and tile != 0 and tile < 2 * FADE:
+        raise ValueError(f"tile must be 0 or at least {2 * FADE}, got {tile}")
+    if not 1 <= views <= 8:
+        raise ValueError(f"views must be between 1 and 8, got {views}")
+
+
+def _check(model: NLRN, image: Tensor) -> None:
     if image.dim() != 4 or image.shape[1] != model.config.in_channels or 0 in image.shape:
         expected = f"[B, {model.config.in_channels}, H, W]"
         raise ValueError(f"image must be {expected}, got {tuple(image.shape)}")
     if not image.is_floating_point():
         raise ValueError(f"image must be floating point in [0, 1], got {image.dtype}")
-    if not 1 <= views <= 8:
-        raise ValueError(f"views must be between 1 and 8, got {views}")
 
 
 def _is_good(result: Tensor, image: Tensor, dtype: torch.dtype) -> bool:

@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from nlrn import classic, images, weights
 from nlrn.classic.planes import LARGEST_SIGMA, share
 from nlrn.devices import choose_device
 from nlrn.images import Image
-from nlrn.inference import restore
+from nlrn.inference import check_run, restore
 from nlrn.memory import free_memory
 from nlrn.model import NLRN
 from nlrn.noise import estimate_sigma
@@ -37,13 +38,15 @@ CLASSIC_MEMORY = {"nlm": 600, "bm3d": 3000, "wnnm": 6000, "lssc": 6000}
 CLASSIC_HALO = {"nlm": 24, "bm3d": 64, "wnnm": 96, "lssc": 96}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Contrast may shrink as much as it takes to bring strong noise down to the level a model knows: at
-# sigma 60 the model of 15 is 0.1 dB below that of 50. It may hardly grow: more than 1.2 loses more
+# sigma 60 the model of 15 is 0.1 dB below that of 50. It may hardly grow: more than 1.15 loses more
 # than it gains, since values far outside [0, 1] are new to the network. At sigma 22 the models of
-# 15 (contrast x 0.68) and 25 (x 1.14) are equally good, hence three.
-LARGEST_SCALE = 1.2
+# 15 (contrast x 0.68) and 25 (x 1.14) are equally good, hence three. Weaker noise is left to the
+# network as it is, and what that takes away is limited: `no_more_than_noise`.
+LARGEST_SCALE = 1.15
 GROWTH_COUNTS = 3
 MUCH_LIGHT = 16.0  # a float image with values beyond it is hardly on the [0, 1] scale
-WEAK_NOISE = 0.7  # of a model's level; below it BM3D is better (benchmarks/levels.py)
+NEIGHBOURHOOD = 2.5  # pixels: standard deviation of the window for local means
+WEAK_NOISE = 0.55  # of a model's level; below it BM3D is better (benchmarks/levels.py)
 
 
 class NoWeightsError(ValueError):
@@ -64,6 +67,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        check_run(self.tile, self.views)
 
 
 def denoise(
@@ -134,8 +138,10 @@ def denoise_image(
         memory=settings.memory,
         progress=progress,
     )
-    clean = 0.5 + (clean - 0.5) / scale
-    result = from_planes(strength * clean + (1 - strength) * noisy, pixels.ndim)
+    removed = noisy - (0.5 + (clean - 0.5) / scale)
+    if sigma * LARGEST_SCALE < trained_level(network):
+        removed = no_more_than_noise(removed, sigma)
+    result = from_planes(noisy - strength * removed, pixels.ndim)
     return picture.with_pixels(images.from_float(result, picture.pixels.dtype))
 
 
@@ -232,9 +238,14 @@ def check_sigma(sigma: float | None, picture: Image) -> float:
             raise ValueError(f"noise of sigma {level:.0f} found: float values are to be in [0, 1]")
         return level
     level = check_level(sigma)
-    if picture.pixels.dtype.kind == "f" and np.abs(picture.pixels).max(initial=0) > MUCH_LIGHT:
-        warnings.warn("float values are to be in [0, 1]; these are far beyond it", stacklevel=2)
+    warn_of_range(picture)
     return level
+
+
+def warn_of_range(picture: Image) -> None:
+    """Warns if the values of a float picture are hardly on the [0, 1] scale."""
+    if picture.pixels.dtype.kind == "f" and np.abs(picture.pixels).max(initial=0) > MUCH_LIGHT:
+        warnings.warn("float values are to be in [0, 1]; these are far beyond it", stacklevel=3)
 
 
 def check_level(sigma: float) -> float:
@@ -274,21 +285,41 @@ def choose_weight(sigma: float) -> str:
 
 
 def scale_to_model(network: NLRN, sigma: float) -> float:
-    """Factor on the contrast that brings the noise near the level the network was trained on."""
-    try:
-        trained = float(network.notes.get("sigma", 0))
-    except ValueError:
-        note = network.notes["sigma"]
-        raise ValueError(f"the model's note of its noise level is no number: {note!r}") from None
-    if trained <= 0:
-        return 1.0
+    """Factor on the contrast that brings the noise to the level the network was trained on."""
+    trained = trained_level(network)
     if sigma < WEAK_NOISE * trained:
         warnings.warn(
             f"noise of sigma {sigma:.3g} is weak for this model, made for {trained:g}: "
-            "details will be lost; method bm3d or a lower strength keeps more of them",
+            "some is left, so that no detail is lost; method bm3d removes more",
             stacklevel=4,
         )
-    return min(LARGEST_SCALE, trained / sigma)
+    return trained / sigma if 0 < trained <= LARGEST_SCALE * sigma else 1.0
+
+
+def trained_level(network: NLRN) -> float:
+    """The noise level that the network was made for, 0 if it is not known."""
+    note = network.notes.get("sigma", "0")
+    try:
+        return float(note)
+    except ValueError:
+        raise ValueError(f"the model's note of its noise level is no number: {note!r}") from None
+
+
+def no_more_than_noise(removed: Tensor, sigma: float) -> Tensor:
+    """What a network made for stronger noise took away [B, C, H, W], where it is more than noise.
+
+    If all of the noise n is in what was removed, r = n + detail, then the share of r that is best
+    taken away is <n, r> / <r, r> = sigma^2 / mean r^2; the means are local.
+    """
+    reach = math.ceil(3 * NEIGHBOURHOOD)
+    offset = torch.arange(-reach, reach + 1, dtype=removed.dtype)
+    kernel = torch.exp(-0.5 * (offset / NEIGHBOURHOOD).square())
+    kernel = (kernel / kernel.sum()).view(1, 1, 1, -1)
+    energy = removed.square().flatten(0, 1)[:, None]
+    for weights_of_line, pad in ((kernel, (reach, reach, 0, 0)), (kernel.mT, (0, 0, reach, reach))):
+        energy = F.conv2d(F.pad(energy, pad, mode="replicate"), weights_of_line)
+    share = (sigma / 255) ** 2 / energy.clamp(min=1e-12)
+    return removed * share.clamp(max=1).view_as(removed)
 
 
 def as_image(array: np.ndarray) -> Image:

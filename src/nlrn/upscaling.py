@@ -14,7 +14,7 @@ from nlrn.degrade import imresize
 from nlrn.images import Image
 from nlrn.inference import restore
 from nlrn.model import NLRN
-from nlrn.tasks import DTYPES, NoWeightsError, Settings, as_image
+from nlrn.tasks import DTYPES, NoWeightsError, Settings, as_image, warn_of_range
 
 LARGEST_FACTOR = 4  # by which super-resolution was trained
 # MATLAB's rgb2ycbcr: luminance of RGB in [0, 1], and what a change of it is in R, G and B alike.
@@ -62,6 +62,7 @@ def upscale_image(
     pixels = images.to_float(picture.pixels)
     if not np.isfinite(pixels).all():
         raise ValueError("image has values that float32 cannot hold")
+    warn_of_range(picture)
     if network.config.in_channels != 1:
         raise ValueError(f"a network of {network.config.in_channels} channels takes no luminance")
     large, alpha = _enlarge(pixels, picture.alpha, scale)
@@ -91,17 +92,39 @@ def _enlarge(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Pixels [H, W] or [H, W, 3] and opacity, enlarged by bicubic interpolation, float32.
 
-    Colour is weighted with its opacity, so that what is hidden leaves no fringe around what shows.
+    Colour is weighted with its opacity, and what is hidden takes the colours of what shows around
+    it: neither the resize nor the network sees an edge there, so that no fringe is left.
     """
     if alpha is None:
         return _bicubic(pixels, scale), None
     opacity = images.to_float(alpha)
-    large_opacity = _bicubic(opacity, scale).clip(0, 1)
+    large_opacity = _bicubic(opacity, scale)  # overshoots at edges, as the weighted colours do
     weights = opacity if pixels.ndim == 2 else opacity[..., None]
     large_weights = large_opacity if pixels.ndim == 2 else large_opacity[..., None]
     shown = _bicubic(pixels * weights, scale) / np.maximum(large_weights, 1e-3)
     hidden = large_weights < 0.5 / 255
-    return np.where(hidden, _bicubic(pixels, scale), shown), large_opacity
+    large = np.where(hidden, _bicubic(_continued(pixels, weights), scale), shown)
+    return large, large_opacity.clip(0, 1)
+
+
+def _continued(pixels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Pixels of weight 0 replaced by the mean of those near them, the nearest that there are.
+
+    Means over ever larger blocks: a pixel takes that of the smallest block in which anything shows.
+    """
+    height, width = weights.shape[:2]
+    if height == width == 1:
+        return pixels
+    pad = [(0, height % 2), (0, width % 2)] + [(0, 0)] * (pixels.ndim - 2)
+
+    def blocks(values: np.ndarray) -> np.ndarray:
+        even = np.pad(values, pad)
+        return even[::2, ::2] + even[1::2, ::2] + even[::2, 1::2] + even[1::2, 1::2]
+
+    total = blocks(weights)
+    means = blocks(pixels * weights) / np.maximum(total, 1e-12)
+    coarse = _continued(means, total).repeat(2, axis=0).repeat(2, axis=1)
+    return np.where(weights > 0, pixels, coarse[:height, :width])
 
 
 def _bicubic(pixels: np.ndarray, scale: float) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -78,8 +79,8 @@ def number(text: str, name: str, automatic: str | None) -> float | None:
     except ValueError:
         known = f"{automatic} or a number" if automatic else "a number"
         raise ValueError(f"{name} must be {known}, got {text!r}") from None
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{name} must be 0 or more, got {text}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be a number, got {text}")
     if name == "tile" and value != int(value):
         raise ValueError(f"tile must be a whole number, got {text}")
     return value

@@ -103,16 +103,10 @@ def _denoiser(
         tasks.check_level(sigma)
     tasks.check_strength(strength)
     tasks.check_method(method, model, settings)
-    _check_views(settings.views)
     choose_device(settings.device)
     if method in tasks.CLASSIC:
         return _classic_denoiser(sigma, strength, method, settings.device)
     return _network_denoiser(sigma, strength, model, settings)
-
-
-def _check_views(views: int) -> None:
-    if not 1 <= views <= 8:
-        raise ValueError(f"views must be between 1 and 8, got {views}")
 
 
 def _classic_denoiser(sigma: float | None, strength: float, method: str, device: str) -> Work:
@@ -211,7 +205,6 @@ def _upscaler(scale: float, model: str | None, settings: Settings) -> Work:
     from nlrn.devices import choose_device
 
     upscaling.check_scale(scale)
-    _check_views(settings.views)
     choose_device(settings.device)
     name = model if model is not None else upscaling.choose_upscaler()
     network = upscaling.load_upscaler(name)

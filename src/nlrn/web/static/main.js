@@ -71,6 +71,8 @@ function describe() {
 
 function forgetResult() {
   viewer.after = null;
+  viewer.changed();
+  say("");
   for (const id of ["outcome", "splitter", "tag-before", "tag-after"]) by(id).hidden = true;
   by("view").setAttribute("aria-label", `${picture.name}, ${shownNoise ? "with noise added" : "as it came"}`);
 }
@@ -90,7 +92,7 @@ function chooseTask(name) {
   const models = offer.models.filter((each) => each.task === name);
   const option = (value, text) => Object.assign(document.createElement("option"), { value, textContent: text });
   const own = models.filter((each) => each.description === "your own file");
-  const automatic = name === "denoise" && own.length < models.length ? [option("", "Nearest to the noise level")] : [];
+  const automatic = name === "denoise" && own.length < models.length ? [option("", "By the noise level")] : [];
   by("model").replaceChildren(...automatic, ...models.map((each) => option(each.name, each.name)));
   if (own.length) by("model").value = own[0].name;
   tellModel();
@@ -99,7 +101,7 @@ function chooseTask(name) {
 
 function tellModel() {
   const chosen = offer.models.find((each) => each.name === by("model").value);
-  by("model").title = chosen?.description ?? "The model that was trained nearest to the noise level";
+  by("model").title = chosen?.description ?? "The model that suits the noise level best";
 }
 
 function settings() {
@@ -265,8 +267,8 @@ function wire() {
     viewer.draw();
   });
   viewer.addEventListener("split", () => { by("split").value = 1000 * viewer.split; });
-  viewer.addEventListener("view", () => { by("zoom-shown").textContent = `${Math.round(100 * viewer.scale)} %`; });
-  const zooms = { in: () => viewer.zoom(1.5), out: () => viewer.zoom(1 / 1.5), fit: () => viewer.fit(), one: () => viewer.zoom(1 / viewer.scale) };
+  viewer.addEventListener("view", () => { by("zoom-shown").textContent = `${Math.round(100 * viewer.zoomed)} %`; });
+  const zooms = { in: () => viewer.zoom(1.5), out: () => viewer.zoom(1 / 1.5), fit: () => viewer.fit(), one: () => viewer.zoom(1 / viewer.zoomed) };
   for (const button of document.querySelectorAll("[data-zoom]")) button.addEventListener("click", zooms[button.dataset.zoom]);
   by("view").addEventListener("keydown", ({ key }) => ({ "+": zooms.in, "=": zooms.in, "-": zooms.out, 0: zooms.fit })[key]?.());
   addEventListener("pagehide", abandon);

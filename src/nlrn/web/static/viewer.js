@@ -23,20 +23,22 @@ export class Viewer extends EventTarget {
 
   get width() { return this.before?.naturalWidth ?? 1; }
   get height() { return this.before?.naturalHeight ?? 1; }
+  /** Screen pixels for one of the result, or of the picture while there is none. */
+  get zoomed() { return (this.scale * this.width) / (this.after?.naturalWidth ?? this.width); }
 
   show(before, after = null) {
     const same = this.before && before.naturalWidth === this.width && before.naturalHeight === this.height;
     this.before = before;
     this.after = after;
-    if (!same) this.fit();
-    this.draw();
+    if (same) this.changed();
+    else this.fit();
   }
 
   // What is seen
 
   fit() {
     const { clientWidth: w, clientHeight: h } = this.canvas;
-    this.scale = Math.min(w / this.width, h / this.height, 8);
+    this.scale = Math.min(w / this.width, h / this.height, 32);
     this.x = (w - this.width * this.scale) / 2;
     this.y = (h - this.height * this.scale) / 2;
     this.fitted = true;
