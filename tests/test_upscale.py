@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import skimage.data
+import tifffile
 import torch
 from typer.testing import CliRunner
 
@@ -189,6 +190,17 @@ def test_the_command(weight: Path, tmp_path: Path) -> None:
     assert large.exif is not None
     result = CliRunner().invoke(app, [*arguments, "--overwrite", "--scale", "1.5"])
     assert "photo_x1.5.png (x1.5, " in result.stdout
+
+
+def test_a_tiff_forgets_the_size_it_had(weight: Path, tmp_path: Path) -> None:
+    """Tifffile writes the shape into the description, and warns where it does not fit."""
+    tifffile.imwrite(tmp_path / "a.tif", random_image(7, 9))
+    note = b'{"shape": [7, 9]'
+    assert note in (tmp_path / "a.tif").read_bytes()
+    arguments = ["upscale", str(tmp_path / "a.tif"), "--model", str(weight), "--device", "cpu"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert tifffile.imread(tmp_path / "a_x2.tif").shape == (14, 18)
+    assert note not in (tmp_path / "a_x2.tif").read_bytes()
 
 
 @pytest.mark.parametrize(

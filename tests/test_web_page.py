@@ -154,8 +154,12 @@ def test_a_picture_is_enlarged_with_the_model_of_the_package(page: Page, tmp_pat
     found = Path(download.value.path()).read_bytes()
     assert found == (tmp_path / "small_x3.png").read_bytes()
     assert images.read(tmp_path / "small_x3.png").pixels.shape == (72, 90, 3)
+    page.get_by_role("button", name="1:1").click()  # of the result
+    expect(page.locator("#zoom-shown")).to_have_text("100 %")
+    assert page.locator("#view").evaluate("view => view.clientWidth") > 900  # the maps' room too
     page.get_by_role("radio", name="Remove noise").check()
     expect(page.locator("#sigma")).to_be_visible()
+    expect(page.locator("#status")).to_have_text("")
 
 
 def test_progress_is_shown_and_the_job_can_be_cancelled(page: Page, tmp_path: Path) -> None:

@@ -38,10 +38,10 @@ CLASSIC_MEMORY = {"nlm": 600, "bm3d": 3000, "wnnm": 6000, "lssc": 6000}
 CLASSIC_HALO = {"nlm": 24, "bm3d": 64, "wnnm": 96, "lssc": 96}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Contrast may shrink as much as it takes to bring strong noise down to the level a model knows: at
-# sigma 60 the model of 15 is 0.1 dB below that of 50. It may hardly grow: more than 1.15 loses more
-# than it gains, since values far outside [0, 1] are new to the network. At sigma 22 the models of
-# 15 (contrast x 0.68) and 25 (x 1.14) are equally good, hence three. Weaker noise is left to the
-# network as it is, and what that takes away is limited: `no_more_than_noise`.
+# sigma 60 the model of 15 is 0.1 dB below that of 50. It may hardly grow: values far outside [0, 1]
+# are new to the network, and beyond 1.15 some images lose more than others gain. At sigma 22 the
+# models of 15 (contrast x 0.68) and 25 (x 1.14) are equally good, hence three. Weaker noise is left
+# to the network as it is, and what that takes away is limited: `no_more_than_noise`.
 LARGEST_SCALE = 1.15
 GROWTH_COUNTS = 3
 MUCH_LIGHT = 16.0  # a float image with values beyond it is hardly on the [0, 1] scale
@@ -68,6 +68,13 @@ class Settings:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         check_run(self.tile, self.views)
+
+    def restore(
+        self, network: NLRN, image: Tensor, progress: Callable[[int, int], None] | None = None
+    ) -> Tensor:
+        """What the network makes of the image [B, C, H, W], run as these settings say."""
+        fields = vars(self) | {"dtype": DTYPES[self.dtype]}
+        return restore(network, image, progress=progress, **fields)
 
 
 def denoise(
@@ -127,17 +134,7 @@ def denoise_image(
     noisy = to_planes(pixels, network.config.in_channels)
     scale = scale_to_model(network, sigma)
     # Around mid-gray, so that the brightness the network was trained on stays where it was.
-    clean = restore(
-        network,
-        0.5 + (noisy - 0.5) * scale,
-        tile=settings.tile,
-        exact=settings.exact,
-        views=settings.views,
-        dtype=DTYPES[settings.dtype],
-        device=settings.device,
-        memory=settings.memory,
-        progress=progress,
-    )
+    clean = settings.restore(network, 0.5 + (noisy - 0.5) * scale, progress)
     removed = noisy - (0.5 + (clean - 0.5) / scale)
     if sigma * LARGEST_SCALE < trained_level(network):
         removed = no_more_than_noise(removed, sigma)

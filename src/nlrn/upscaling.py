@@ -12,9 +12,8 @@ import torch
 from nlrn import images, weights
 from nlrn.degrade import imresize
 from nlrn.images import Image
-from nlrn.inference import restore
 from nlrn.model import NLRN
-from nlrn.tasks import DTYPES, NoWeightsError, Settings, as_image, warn_of_range
+from nlrn.tasks import NoWeightsError, Settings, as_image, warn_of_range
 
 LARGEST_FACTOR = 4  # by which super-resolution was trained
 # MATLAB's rgb2ycbcr: luminance of RGB in [0, 1], and what a change of it is in R, G and B alike.
@@ -68,17 +67,8 @@ def upscale_image(
     large, alpha = _enlarge(pixels, picture.alpha, scale)
     is_gray = large.ndim == 2
     luminance = large if is_gray else large @ LUMINANCE + LUMINANCE_OF_BLACK
-    result = restore(
-        network,
-        torch.from_numpy(luminance)[None, None],
-        tile=settings.tile,
-        exact=settings.exact,
-        views=settings.views,
-        dtype=DTYPES[settings.dtype],
-        device=settings.device,
-        memory=settings.memory,
-        progress=progress,
-    )[0, 0].numpy()
+    planes = torch.from_numpy(luminance)[None, None]
+    result = settings.restore(network, planes, progress)[0, 0].numpy()
     if not is_gray:
         change = (result - luminance) * RGB_OF_LUMINANCE
         result = np.add(large, change[..., None], out=large)

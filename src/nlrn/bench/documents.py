@@ -18,7 +18,7 @@ from nlrn.bench.tables import TABLES, Printed, Table
 ROWS = Path("docs") / "results"  # one file of rows for each table
 DOCUMENTS = (Path("README.md"), Path("docs") / "results.md")
 RIVALS = ("BM3D", "DnCNN", "MemNet")  # of the paper's other methods, what the README shows
-MEASURED = ("bicubic", "BM3D-package", "BM3D", "WNNM")
+MEASURED = ("bicubic", "BM3D-package", "BM3D", "WNNM")  # of those that ran here
 _BLOCK = re.compile(r"(<!-- bench (\S+) (\S+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
 

@@ -25,6 +25,12 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing f
 Model = Annotated[
     str | None, typer.Option(help="A model's name (see nlrn models) or a .safetensors file.")
 ]
+Tile = Annotated[
+    str,
+    typer.Option(
+        "--tile", "-t", help="Side of the result's tiles, 16 or more; auto by memory, 0 for none."
+    ),
+]
 Exact = Annotated[bool, typer.Option("--exact", help="Tiles that equal the whole image; slower.")]
 Views = Annotated[int, typer.Option(help="Average over this many flips and rotations, up to 8.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
@@ -58,14 +64,7 @@ def denoise(
         str, typer.Option(help="Added to the name of results beside their input.")
     ] = "_denoised",
     model: Model = None,
-    tile: Annotated[
-        str,
-        typer.Option(
-            "--tile",
-            "-t",
-            help="Side of the tiles; auto by memory, 0 for none. Small ones are slow.",
-        ),
-    ] = "auto",
+    tile: Tile = "auto",
     exact: Exact = False,
     views: Views = 1,
     device: Device = "auto",
@@ -165,12 +164,7 @@ def upscale(
         typer.Option(help="Added to the name of results beside their input; _x2 for scale 2."),
     ] = None,
     model: Model = None,
-    tile: Annotated[
-        str,
-        typer.Option(
-            "--tile", "-t", help="Side of the tiles in the result; auto by memory, 0 for none."
-        ),
-    ] = "auto",
+    tile: Tile = "auto",
     exact: Exact = False,
     views: Views = 1,
     device: Device = "auto",
@@ -181,7 +175,7 @@ def upscale(
 ) -> None:
     """Enlarge: NAME_x2.EXT is written beside each image unless -o says otherwise.
 
-    Factors between the trained ones work too, as well as the nearest of them. The models expect
+    Factors between the trained ones work about as well as the nearest of them. The models expect
     images that were shrunk by bicubic interpolation, without noise.
     """
     with errors_in_one_line():
