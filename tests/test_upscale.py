@@ -163,6 +163,15 @@ def test_values_far_beyond_one_are_said() -> None:
         nlrn.upscale(255 * random_image(5, 6), 2, model=NLRN(TINY), settings=CPU)
 
 
+@pytest.mark.parametrize("shape", [(9, 13), (9, 13, 3), (9, 13, 4)], ids=str)
+def test_small_factors_go_by_two(shape: tuple[int, ...], network: NLRN) -> None:
+    image = random_image(*shape)
+    image[..., 3:] = 1  # nothing hidden
+    double = nlrn.upscale(image, 2, model=network, settings=CPU)
+    found = nlrn.upscale(image, 1.5, model=network, settings=CPU)
+    np.testing.assert_allclose(found, imresize(double, size=(14, 20)), atol=1e-5)
+
+
 @pytest.mark.parametrize("scale", [0, 5, -1, 1, float("nan"), "abc", True, None])
 def test_scales_that_make_no_sense(scale: float, network: NLRN) -> None:
     with pytest.raises(ValueError, match="scale must be"):

@@ -309,14 +309,20 @@ def no_more_than_noise(removed: Tensor, sigma: float) -> Tensor:
     taken away is <n, r> / <r, r> = sigma^2 / mean r^2; the means are local.
     """
     reach = math.ceil(3 * NEIGHBOURHOOD)
-    offset = torch.arange(-reach, reach + 1, dtype=removed.dtype)
-    kernel = torch.exp(-0.5 * (offset / NEIGHBOURHOOD).square())
-    kernel = (kernel / kernel.sum()).view(1, 1, 1, -1)
-    energy = removed.square().flatten(0, 1)[:, None]
-    for weights_of_line, pad in ((kernel, (reach, reach, 0, 0)), (kernel.mT, (0, 0, reach, reach))):
-        energy = F.conv2d(F.pad(energy, pad, mode="replicate"), weights_of_line)
-    share = (sigma / 255) ** 2 / energy.clamp(min=1e-12)
-    return removed * share.clamp(max=1).view_as(removed)
+    kernel = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / NEIGHBOURHOOD).square())
+    kernel /= kernel.sum()
+    limited = torch.empty_like(removed)
+    for plane, result in zip(removed.flatten(0, 1), limited.flatten(0, 1), strict=True):
+        energy = plane.square()[None]
+        for dim, pad in ((2, (reach, reach, 0, 0)), (1, (0, 0, reach, reach))):
+            # Not conv2d, which would copy every pixel once for each weight.
+            padded, length = F.pad(energy, pad, mode="replicate"), energy.shape[dim]
+            energy.zero_()
+            for start, weight in enumerate(kernel.tolist()):
+                energy.add_(padded.narrow(dim, start, length), alpha=weight)
+        share = (sigma / 255) ** 2 / energy[0].clamp_(min=1e-12)
+        torch.mul(plane, share.clamp_(max=1), out=result)
+    return limited
 
 
 def as_image(array: np.ndarray) -> Image:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
@@ -15,7 +16,7 @@ from nlrn.images import Image
 from nlrn.model import NLRN
 from nlrn.tasks import NoWeightsError, Settings, as_image, warn_of_range
 
-LARGEST_FACTOR = 4  # by which super-resolution was trained
+SMALLEST_FACTOR, LARGEST_FACTOR = 2, 4  # by which super-resolution was trained
 # MATLAB's rgb2ycbcr: luminance of RGB in [0, 1], and what a change of it is in R, G and B alike.
 LUMINANCE = np.array([65.481, 128.553, 24.966], np.float32) / 255
 LUMINANCE_OF_BLACK = np.float32(16 / 255)
@@ -57,14 +58,20 @@ def upscale_image(
 
     All channels are enlarged by bicubic interpolation. Gray then goes through the network as it
     is; of colour the luminance does, and what the network changes in it is added to all three.
+    Below a factor of 2, to which the network would give too much, it is enlarged by 2 and shrunk.
     """
+    if scale < SMALLEST_FACTOR:
+        double = upscale_image(picture, SMALLEST_FACTOR, network, settings, progress)
+        size = (math.ceil(picture.height * scale), math.ceil(picture.width * scale))
+        small, opacity = _resized(images.to_float(double.pixels), double.alpha, size=size)
+        return _like(picture, small, opacity)
     pixels = images.to_float(picture.pixels)
     if not np.isfinite(pixels).all():
         raise ValueError("image has values that float32 cannot hold")
     warn_of_range(picture)
     if network.config.in_channels != 1:
         raise ValueError(f"a network of {network.config.in_channels} channels takes no luminance")
-    large, alpha = _enlarge(pixels, picture.alpha, scale)
+    large, alpha = _resized(pixels, picture.alpha, scale)
     is_gray = large.ndim == 2
     luminance = large if is_gray else large @ LUMINANCE + LUMINANCE_OF_BLACK
     planes = torch.from_numpy(luminance)[None, None]
@@ -72,28 +79,38 @@ def upscale_image(
     if not is_gray:
         change = (result - luminance) * RGB_OF_LUMINANCE
         result = np.add(large, change[..., None], out=large)
+    return _like(picture, result, alpha)
+
+
+def _like(picture: Image, pixels: np.ndarray, opacity: np.ndarray | None) -> Image:
+    """Float pixels and opacity as a picture of the same type and metadata."""
     dtype = picture.pixels.dtype
-    opacity = None if alpha is None else images.from_float(alpha, dtype)
-    return picture.with_pixels(images.from_float(result, dtype), opacity)
+    alpha = None if opacity is None else images.from_float(opacity, dtype)
+    return picture.with_pixels(images.from_float(pixels, dtype), alpha)
 
 
-def _enlarge(
-    pixels: np.ndarray, alpha: np.ndarray | None, scale: float
+def _resized(
+    pixels: np.ndarray,
+    alpha: np.ndarray | None,
+    scale: float | None = None,
+    size: tuple[int, int] | None = None,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Pixels [H, W] or [H, W, 3] and opacity, enlarged by bicubic interpolation, float32.
+    """Pixels [H, W] or [H, W, 3] and opacity by bicubic interpolation, float32.
 
     Colour is weighted with its opacity, and what is hidden takes the colours of what shows around
     it: neither the resize nor the network sees an edge there, so that no fringe is left.
     """
     if alpha is None:
-        return _bicubic(pixels, scale), None
+        return _bicubic(pixels, scale, size), None
     opacity = images.to_float(alpha)
-    large_opacity = _bicubic(opacity, scale)  # overshoots at edges, as the weighted colours do
+    large_opacity = _bicubic(
+        opacity, scale, size
+    )  # overshoots at edges, as the weighted colours do
     weights = opacity if pixels.ndim == 2 else opacity[..., None]
     large_weights = large_opacity if pixels.ndim == 2 else large_opacity[..., None]
-    shown = _bicubic(pixels * weights, scale) / np.maximum(large_weights, 1e-3)
+    shown = _bicubic(pixels * weights, scale, size) / np.maximum(large_weights, 1e-3)
     hidden = large_weights < 0.5 / 255
-    large = np.where(hidden, _bicubic(_continued(pixels, weights), scale), shown)
+    large = np.where(hidden, _bicubic(_continued(pixels, weights), scale, size), shown)
     return large, large_opacity.clip(0, 1)
 
 
@@ -117,11 +134,12 @@ def _continued(pixels: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.where(weights > 0, pixels, coarse[:height, :width])
 
 
-def _bicubic(pixels: np.ndarray, scale: float) -> np.ndarray:
-    """Enlarged one channel after the other: the resize works in float64."""
+def _bicubic(pixels: np.ndarray, scale: float | None, size: tuple[int, int] | None) -> np.ndarray:
+    """Resized one channel after the other: the resize works in float64."""
     if pixels.ndim == 2:
-        return imresize(pixels, scale).astype(np.float32)
-    return np.stack([imresize(channel, scale) for channel in np.moveaxis(pixels, 2, 0)], axis=2)
+        return imresize(pixels, scale, size=size).astype(np.float32)
+    channels = np.moveaxis(pixels, 2, 0)
+    return np.stack([imresize(channel, scale, size=size) for channel in channels], axis=2)
 
 
 def check_scale(scale: float) -> None:

@@ -175,8 +175,8 @@ def upscale(
 ) -> None:
     """Enlarge: NAME_x2.EXT is written beside each image unless -o says otherwise.
 
-    Factors between the trained ones work about as well as the nearest of them. The models expect
-    images that were shrunk by bicubic interpolation, without noise.
+    Factors between the trained ones work too; below 2, images are enlarged by 2 and shrunk. The
+    models expect images that were shrunk by bicubic interpolation, without noise.
     """
     with errors_in_one_line():
         from nlrn import jobs
@@ -205,7 +205,8 @@ def _upscaler(scale: float, model: str | None, settings: Settings) -> Work:
     rates: dict[str, float] = {}
 
     def work(image: Image, progress: Callable[[int, int], None]) -> tuple[Image, dict[str, Any]]:
-        size = (math.ceil(image.height * scale), math.ceil(image.width * scale))
+        factor = max(scale, upscaling.SMALLEST_FACTOR)  # at which the network runs
+        size = (math.ceil(image.height * factor), math.ceil(image.width * factor))
         announce_long_work(name, network, size, 1, settings, rates)
         result = upscaling.upscale_image(image, scale, network, settings, progress)
         return result, {"scale": scale, "model": name}
