@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -144,6 +146,26 @@ def test_a_small_memory_budget_means_tiles() -> None:
     result = restore(model, image, memory=2**20, progress=lambda done, total: seen.append(total))
     assert seen[0] > SMALL.steps  # more than one tile
     torch.testing.assert_close(result, restore(model, image, tile=0), rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+def test_a_limit_of_the_process_is_respected() -> None:
+    """`ulimit -v`, in a process of its own."""
+    script = """
+import resource, torch
+from nlrn.memory import free_memory
+cpu, limit = torch.device("cpu"), 6 * 2**30
+before = free_memory(cpu)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+left = free_memory(cpu)
+held = torch.ones(2**26)  # 1/4 GiB
+print(before, limit, left, free_memory(cpu))
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr[-2000:]
+    before, limit, left, later = map(int, found.stdout.split())
+    assert 0 < left < min(before, limit)
+    assert before < limit or 0.2 * 2**30 < left - later < 0.5 * 2**30
 
 
 def test_running_out_of_memory_shrinks_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

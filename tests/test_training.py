@@ -15,7 +15,7 @@ from training_runs import OFF, ON, assert_same, make_root, start, tensors_of, wr
 from nlrn import training
 from nlrn.model import NLRN, NLRNConfig
 from nlrn.training import checkpoint, loop
-from nlrn.training.config import TrainingError
+from nlrn.training.config import OPTIMIZERS, TrainingError
 from nlrn.training.report import read_metrics
 from nlrn.training.step import Step
 
@@ -77,9 +77,11 @@ def test_training_makes_the_loss_smaller(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_bits(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", OPTIMIZERS)
+def test_a_killed_run_resumes_to_the_same_bits(method: str, root: Path, tmp_path: Path) -> None:
     stages = OFF.format(steps=150), ON.format(steps=150)
-    config = write_config(tmp_path / "c.toml", *stages, log_every=10, save=0.0)
+    more = f"[optimizer]\nmethod = '{method}'\n"
+    config = write_config(tmp_path / "c.toml", *stages, log_every=10, save=0.0, more=more)
     whole = training.run(config, data_root=root, out=tmp_path / "whole")
 
     process = start(config, "--data", root, "--out", tmp_path / "killed")

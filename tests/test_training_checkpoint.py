@@ -82,12 +82,25 @@ def test_checkpoint_nothing_to_resume_is_one_line(
         training.run(finished[0], data_root=root, out=tmp_path / "new", resume=True)
 
 
-def test_checkpoint_of_another_model_is_refused(
-    finished: tuple[Path, Path], copy: Path, root: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("channels = 4", "channels = 5", r"\[model\]"),
+        ("[data]", "[optimizer]\nmethod = 'muon'\n[data]", r"\[optimizer\] method"),
+    ],
+)
+def test_checkpoint_of_another_model_or_optimizer_is_refused(
+    old: str,
+    new: str,
+    what: str,
+    finished: tuple[Path, Path],
+    copy: Path,
+    root: Path,
+    tmp_path: Path,
 ) -> None:
     other = tmp_path / "other.toml"
-    other.write_text(finished[0].read_text().replace("channels = 4", "channels = 5"))
-    with pytest.raises(TrainingError, match=r"another \[model\]"):
+    other.write_text(finished[0].read_text().replace(old, new))
+    with pytest.raises(TrainingError, match=f"another {what}"):
         training.run(other, data_root=root, out=copy, resume=True)
 
 

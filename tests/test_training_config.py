@@ -56,6 +56,7 @@ def test_no_weight_starts_from_one_that_has_seen_other_images() -> None:
         ("steps = 9", "steps = 9\nminutes = 1", r"either steps or minutes"),
         ("steps = 9", "steps = 9\nschedule = 'linear'", r"schedule must be one of cosine"),
         ("steps = 9", "steps = 9\nborder = 'zero'", r"border must be one of mask, circular"),
+        ("[data]", "[optimizer]\nmethod = 'sgd'\n[data]", r"method must be one of adam, muon"),
         ("'cpu'", "'tpu'", r"\[machine\] accelerator must be one of auto, cpu, cuda"),
         ("name = 'test'", "", r"the config has no 'name'"),
         ("name = 'test'", "name = 'test'\nseed = 'a'", r"'seed' must be int, got 'a'"),

@@ -20,7 +20,7 @@ from nlrn.model import NLRN, NLRNConfig, random_network
 from nlrn.ops import neighborhood_attention
 from nlrn.training import learner, tied
 from nlrn.training.batches import Patches
-from nlrn.training.config import Config, Data, Machine, Stage, TrainingError
+from nlrn.training.config import OPTIMIZERS, Config, Data, Machine, Optimizer, Stage, TrainingError
 from nlrn.training.dense import DenseAttention
 from nlrn.training.report import read_metrics
 from nlrn.training.schedule import Progress, average_weight, learning_rate
@@ -339,13 +339,17 @@ def test_half_precision_and_dense_attention_train_too(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("non_local", [False, True])
-def test_a_recorded_and_compiled_step_learns_what_a_plain_one_does(non_local: bool) -> None:
+@pytest.mark.parametrize("method", OPTIMIZERS)
+def test_a_recorded_and_compiled_step_learns_what_a_plain_one_does(
+    method: str, non_local: bool
+) -> None:
     stage = Stage(steps=1, patch=16, non_local=non_local)
     device = torch.device("cuda")
+    optimizer = Optimizer(method=method)
     losses = []
     for fast in (False, True):
         machine = Machine(compile=fast, cuda_graph=fast)
-        config = Config("test", (stage,), model=SMALL, machine=machine)
+        config = Config("test", (stage,), model=SMALL, machine=machine, optimizer=optimizer)
         learning = learner.make(config, device)
         learning.model.load_state_dict(random_network(SMALL).state_dict())
         learner.enter_stage(learning, stage, config, is_new=True)
@@ -362,9 +366,11 @@ def test_a_recorded_and_compiled_step_learns_what_a_plain_one_does(non_local: bo
     np.testing.assert_allclose(losses[1], losses[0], rtol=2e-3)
 
 
-def test_a_step_whose_gradient_is_no_number_is_left_out() -> None:
+@pytest.mark.parametrize("method", OPTIMIZERS)
+def test_a_step_whose_gradient_is_no_number_is_left_out(method: str) -> None:
     stage = Stage(steps=4, batch=2, patch=12, freeze_norm=True)
-    config = Config(name="t", model=SMALL, stages=(stage,))
+    optimizer = Optimizer(method=method)
+    config = Config(name="t", model=SMALL, stages=(stage,), optimizer=optimizer)
     learning = learner.make(config, CPU)
     learner.enter_stage(learning, stage, config, is_new=True)
     step = Step(learning, config, OneProcess())

@@ -23,7 +23,6 @@ from nlrn.training.schedule import Progress
 NAME = "checkpoint.safetensors"
 PREVIOUS = "checkpoint-previous.safetensors"
 FORMAT = "nlrn-checkpoint-1"
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 class CheckpointError(TrainingError):
@@ -99,9 +98,10 @@ def _tensors(learner: Learner) -> dict[str, Tensor]:
     tensors = {f"model.{name}": t for name, t in learner.model.state_dict().items()}
     tensors |= {f"average.{name}": t for name, t in learner.average.state_dict().items()}
     for name, parameter in learner.model.named_parameters():
-        state = learner.optimizer.state.get(parameter)  # none where no gradient has come yet
-        if state:
-            tensors |= {f"adam.{key}.{name}": state[key] for key in _MOMENTS}
+        for optimizer in learner.optimizers:  # nothing there where no gradient has come yet
+            kind = type(optimizer).__name__.lower()
+            state = optimizer.state.get(parameter, {})
+            tensors |= {f"{kind}.{key}.{name}": value for key, value in state.items()}
     tensors["random.cpu"] = torch.get_rng_state()  # patches and noise have no state: see batches
     return {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
 
@@ -115,15 +115,16 @@ def _put(learner: Learner, tensors: dict[str, Tensor], path: Path) -> None:
     except (RuntimeError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(f"{path}: does not fit this model ({reason})") from error
-    for name, parameter in learner.model.named_parameters():
-        if f"adam.step.{name}" not in tensors:
-            continue
-        state: dict[str, Any] = {key: tensors[f"adam.{key}.{name}"] for key in _MOMENTS}
-        for key in ("exp_avg", "exp_avg_sq"):
-            state[key] = torch.empty_like(parameter).copy_(state[key])  # its memory format too
-        on_device = learner.optimizer.defaults["fused"] or learner.optimizer.defaults["capturable"]
-        state["step"] = state["step"].to(parameter.device) if on_device else state["step"].clone()
-        learner.optimizer.state[parameter] = state
+    parameters = dict(learner.model.named_parameters())
+    for optimizer in learner.optimizers:
+        for key, tensor in _part(tensors, f"{type(optimizer).__name__.lower()}.").items():
+            what, _, name = key.partition(".")
+            parameter = parameters[name]
+            if what == "step":  # Adam counts on the device only where it works there
+                device = parameter.device if optimizer.defaults["fused"] else "cpu"
+                optimizer.state[parameter][what] = tensor.clone().to(device)
+            else:  # of the parameter's memory format too
+                optimizer.state[parameter][what] = torch.empty_like(parameter).copy_(tensor)
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -139,10 +140,12 @@ def _digest(tensors: dict[str, Tensor]) -> str:
 
 
 def _check_config(path: Path, stored: dict[str, Any], config: Config) -> None:
-    """Stages and the machine may change between two runs; network, training data and seed not."""
+    """Stages and the machine may change between two runs; the rest may not."""
     given = json.loads(json.dumps(config.to_dict()))
     data = ("train", "task", "sigma", "factors", "scales")
-    for key, part in [("model", None), ("seed", None), *(("data", part) for part in data)]:
+    stored["optimizer"] = {"method": "adam"} | stored.get("optimizer", {})  # older ones
+    parts = [("model", None), ("seed", None), ("optimizer", "method"), *(("data", p) for p in data)]
+    for key, part in parts:
         was, now = stored.get(key), given[key]
         if part is not None:
             was, now = (was or {}).get(part), now[part]

@@ -18,6 +18,7 @@ ACCELERATORS = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "32-true", "bf16-mixed")
 ATTENTIONS = ("auto", "dense")
 TASKS = ("denoise", "sr")
+OPTIMIZERS = ("adam", "muon")
 _Table = TypeVar("_Table", "Data", "Optimizer", "Machine", "Stage")
 
 
@@ -80,18 +81,22 @@ class Data:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Adam, clipping and the moving average of the weights.
+    """How gradients change the weights, and the moving average of the weights.
 
     Attributes:
+        method: "adam", the paper's, or "muon", which makes the updates of matrices orthogonal and
+            leaves the other weights to Adam.
         clip_norm: gradients are scaled down to this global norm; 0 leaves them alone. The loss is
             measured in units of the noise, so one value suits all noise levels.
         ema_decay: weight of the old average at each step; it grows from 0.1 to this at first.
     """
 
+    method: str = "adam"
     clip_norm: float = 1.0
     ema_decay: float = 0.999
 
     def __post_init__(self) -> None:
+        _one_of("method", self.method, OPTIMIZERS)
         if self.clip_norm < 0:
             raise TrainingError(f"clip_norm must be 0 or more, got {self.clip_norm}")
         if not 0 <= self.ema_decay < 1:

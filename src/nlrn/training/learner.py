@@ -1,4 +1,4 @@
-"""What learns: the network, the average of its weights, Adam; and how a stage changes them."""
+"""What learns: the network, the average of its weights, optimizers; and how a stage changes it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nlrn.model import NLRN, NonLocal2d
 from nlrn.ops import neighborhood_attention, unsupported
 from nlrn.training.config import Config, Stage, TrainingError
 from nlrn.training.dense import DenseAttention
+from nlrn.training.muon import Muon
 
 
 @dataclass
@@ -24,12 +25,12 @@ class Learner:
     Attributes:
         model: the network that is trained.
         average: moving average of its weights; what is validated and exported.
-        optimizer: Adam over the model's parameters.
+        optimizers: each for some of the model's parameters.
     """
 
     model: NLRN
     average: NLRN
-    optimizer: torch.optim.Adam
+    optimizers: tuple[torch.optim.Optimizer, ...]
 
 
 def make(config: Config, device: torch.device, *, processes: int = 1) -> Learner:
@@ -46,11 +47,24 @@ def make(config: Config, device: torch.device, *, processes: int = 1) -> Learner
         # Half-precision convolutions want the channels of a pixel side by side.
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         average = average.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Learner(model, average, _optimizers(model, config, device))
+
+
+def _optimizers(
+    model: NLRN, config: Config, device: torch.device
+) -> tuple[torch.optim.Optimizer, ...]:
     cuda = device.type == "cuda"
     # On a GPU the rate is a tensor, so that a recorded step can be replayed with another one.
     rate = torch.zeros((), device=device) if cuda else 0.0
-    optimizer = torch.optim.Adam(model.parameters(), lr=rate, fused=cuda, capturable=cuda)
-    return Learner(model, average, optimizer)
+    parameters = list(model.parameters())
+    if config.optimizer.method == "adam":
+        return (torch.optim.Adam(parameters, lr=rate, fused=cuda, capturable=cuda),)
+    # The convolutions from and to an image's one channel are filters, not matrices of channels.
+    matrix = [p.ndim > 1 and min(p.shape[:2]) > 1 for p in parameters]
+    matrices, others = ([p for p, m in zip(parameters, matrix, strict=True) if m is kind]
+                        for kind in (True, False))  # fmt: skip
+    adam = torch.optim.Adam(others, lr=rate, fused=cuda, capturable=cuda)
+    return Muon(matrices, lr=rate.clone() if isinstance(rate, Tensor) else rate), adam
 
 
 def _start_from(model: NLRN, name: str) -> None:

@@ -1,4 +1,4 @@
-"""One step: loss, gradients, clipping, Adam, moving average; compiled and recorded on a GPU."""
+"""One step: loss, gradients, clipping, update, moving average; compiled and recorded on a GPU."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Step:
 
     def _set(self, rate: float, average_weight: float) -> None:
         self._average_weight.fill_(average_weight)
-        for group in self.learner.optimizer.param_groups:
+        for group in (g for o in self.learner.optimizers for g in o.param_groups):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
@@ -102,7 +102,7 @@ class Step:
     def _run(self, noisy: Tensor, clean: Tensor) -> None:
         """A step launched kernel by kernel; without the compiler if that fails."""
         try:
-            self.learner.optimizer.zero_grad(set_to_none=True)
+            self.learner.model.zero_grad(set_to_none=True)
             self._compute(noisy, clean)
         except Exception as error:
             if not self._compiled or self.done >= WARM_STEPS:
@@ -111,12 +111,12 @@ class Step:
             self._compiled = False
             for cell in self.learner.model.cells:
                 cell._compiled_call_impl = None
-            self.learner.optimizer.zero_grad(set_to_none=True)
+            self.learner.model.zero_grad(set_to_none=True)
             self._compute(noisy, clean)
 
     def _try_to_record(self, noisy: Tensor, clean: Tensor) -> None:
         self._inputs = (noisy.clone(), clean.clone())
-        self.learner.optimizer.zero_grad(set_to_none=True)  # so that gradients belong to the graph
+        self.learner.model.zero_grad(set_to_none=True)  # so that gradients belong to the graph
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
@@ -146,17 +146,17 @@ class Step:
         self._grad_norm.copy_(norm)
 
     def _learn(self, bad: Tensor) -> None:
-        """Adam's step, but not with gradients that are not numbers.
+        """The optimizers' step, but not with gradients that are not numbers.
 
         Where batch-norm statistics were learned until now and are frozen, a patch in fifty makes
         the recurrent states grow without bounds; the other steps teach the network not to.
         """
-        optimizer = self.learner.optimizer
         self._skipped += bad
-        if bad.is_cuda:
-            optimizer.found_inf = bad.float()  # type: ignore[attr-defined]  # read by fused Adam
-            optimizer.step()
-        elif not bad:
+        if not bad.is_cuda and bad:
+            return
+        for optimizer in self.learner.optimizers:
+            if bad.is_cuda:  # nothing waits for the answer: fused Adam and Muon read it there
+                optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
             optimizer.step()
 
     @torch.no_grad()
