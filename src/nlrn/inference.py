@@ -57,8 +57,7 @@ def restore(
     while True:
         tiles = plan(model.config, image.shape[-2:], tile, exact, dtype, budget, device)
         try:
-            with keep_freed_memory() if device.type == "cpu" else nullcontext():
-                result = _run(network, image, tiles, views, progress)
+            result = _run(network, image, tiles, views, progress)
             break
         except RuntimeError as error:
             if not is_out_of_memory(error):
@@ -233,7 +232,8 @@ def _run(
         for tile in tiles:
             # To the device once, and back once: in between nothing waits for it.
             part = one[:, tile.seen[0], tile.seen[1]][None].to(network.device)
-            results = [undo(network(do(part), on_step)) for do, undo in _views(views)]
+            with keep_freed_memory() if network.device.type == "cpu" else nullcontext():
+                results = [undo(network(do(part), on_step)) for do, undo in _views(views)]
             paste(out, torch.stack(results).mean(0)[0].cpu(), tile)
     return result
 

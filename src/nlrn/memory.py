@@ -23,7 +23,7 @@ def free_memory(device: torch.device) -> int:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         available = next(line for line in lines if line.startswith("MemAvailable"))
-        return min(int(available.split()[1]) * 1024, *_container_limits())
+        return min(int(available.split()[1]) * 1024, *_container_limits(), _process_limit())
     except (OSError, StopIteration):
         return 4 * 2**30
 
@@ -43,6 +43,17 @@ def _container_limits() -> list[int]:
     return left
 
 
+def _process_limit() -> int:
+    """What `ulimit -v` leaves, as batch systems and careful users set it."""
+    import resource  # not on Windows, where /proc is not either
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return 2**62
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    return max(0, limit - pages * resource.getpagesize())
+
+
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether an error of PyTorch says that memory ran out; on a CPU it has no class of its own."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
@@ -55,6 +66,8 @@ def keep_freed_memory() -> Iterator[None]:
     glibc returns every freed block above 32 MiB to the system at once. A feature map of a large
     image is that big, and the next one would have to be had page by page again, which took a fifth
     of the time of a 256 x 256 image in float32. Elsewhere than on glibc this does nothing.
+
+    Not around tiles of several sizes: what a smaller one has freed has no room for a larger one.
     """
     libc = _glibc()
     if libc is None:
