@@ -83,6 +83,38 @@ def test_bmp_and_npy_leave_metadata_out(tmp_path: Path) -> None:
         assert after.icc is None
 
 
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".tif", ".bmp"])
+@pytest.mark.parametrize("source", [".png", ".jpg", ".tif", ".bmp"])
+def test_pixels_per_inch_move_between_formats(tmp_path: Path, source: str, suffix: str) -> None:
+    """As written by Pillow, kept here, and read by Pillow again."""
+    first, second = tmp_path / f"a{source}", tmp_path / f"b{suffix}"
+    PIL.Image.fromarray(samples("uint8", 3)).save(first, dpi=(300, 150))
+    image = images.read(first)
+    assert image.dpi == pytest.approx((300, 150), abs=0.02)
+    images.write(second, image)
+    with PIL.Image.open(second) as picture:
+        assert tuple(map(float, picture.info["dpi"])) == pytest.approx((300, 150), abs=0.02)
+    assert image.with_pixels(image.pixels[:1]).dpi == image.dpi
+
+
+def test_pixels_per_inch_turn_with_the_picture_and_must_make_sense(tmp_path: Path) -> None:
+    def stored(orientation: int, **options: Any) -> images.Image:
+        exif = b"Exif\0\0" + exif_block(orientation)
+        return read_bytes(
+            tmp_path, ".jpg", pillow_bytes(samples("uint8", 3), "JPEG", exif=exif, **options)
+        )
+
+    assert stored(6, dpi=(300, 150)).dpi == (150, 300)
+    assert stored(3, dpi=(300, 150)).dpi == (300, 150)
+    assert stored(1).dpi is None
+    row = b"\0\x05\x06"
+    for size in ((0, 0, 1), (2**31, 2**31, 1), (7, 7, 0)):
+        chunk = png_chunk(b"pHYs", struct.pack(">IIB", *size))
+        assert read_bytes(tmp_path, ".png", png(2, 1, 8, 0, row, chunk)).dpi is None
+    broken = png_chunk(b"pHYs", b"\0\0")
+    assert read_bytes(tmp_path, ".png", png(2, 1, 8, 0, row, broken)).dpi is None
+
+
 def test_png_exif_behind_the_pixels_is_found(tmp_path: Path) -> None:
     data = png(2, 1, 8, 0, b"\0\x05\x06")
     late = data[:-12] + png_chunk(b"eXIf", exif_block(2)) + data[-12:]

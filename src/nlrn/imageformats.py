@@ -18,6 +18,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from nlrn import imagemetadata
+from nlrn.imagemetadata import Dpi
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -36,12 +37,14 @@ class Decoded(NamedTuple):
         orientation: 1 to 8, as in EXIF.
         exif: EXIF block whose own orientation is 1.
         icc: colour profile of the samples.
+        dpi: pixels per inch across and down.
     """
 
     samples: Array
     orientation: int = 1
     exif: bytes | None = None
     icc: bytes | None = None
+    dpi: Dpi | None = None
 
 
 @dataclass(frozen=True)
@@ -163,14 +166,14 @@ def _decode_png(file: IO[bytes], max_pixels: int) -> Decoded:
         samples = imagecodecs.png_decode(found.pixels)
     except Exception as error:  # its message is at times a piece of freed memory
         raise ValueError("damaged pixel data") from error
-    return Decoded(samples, orientation, exif, found.icc)
+    return Decoded(samples, orientation, exif, found.icc, found.dpi)
 
 
 def _encode_png(image: Decoded, quality: int) -> bytes:
     import imagecodecs
 
     encoded = bytes(imagecodecs.png_encode(np.ascontiguousarray(image.samples)))
-    return imagemetadata.into_png(encoded, image.exif, image.icc)
+    return imagemetadata.into_png(encoded, image.exif, image.icc, image.dpi)
 
 
 # JPEG, WebP and BMP through Pillow. The plugin classes are called directly: Image.open would warn
@@ -212,7 +215,18 @@ def _from_pillow(plugin: Callable[[IO[bytes]], Any], file: IO[bytes], max_pixels
     orientation, exif = imagemetadata.take_orientation(picture.info.get("exif", b""))
     # A CMYK profile says nothing about the RGB values.
     icc = None if picture.mode == "CMYK" else picture.info.get("icc_profile")
-    return Decoded(samples, orientation, exif, icc or None)
+    return Decoded(samples, orientation, exif, icc or None, _pillows_dpi(picture))
+
+
+def _pillows_dpi(picture: Any) -> Dpi | None:
+    """Of a JPEG's own header or a BMP's; what the EXIF block says stays there."""
+    if picture.format == "BMP":
+        return picture.info.get("dpi")
+    inches = {1: 1.0, 2: 2.54}.get(picture.info.get("jfif_unit"))  # 0 is a ratio without a unit
+    if inches is None:
+        return None
+    across, down = picture.info["jfif_density"]
+    return inches * across, inches * down
 
 
 def _encode_jpeg(image: Decoded, quality: int) -> bytes:
@@ -238,6 +252,8 @@ def _encode_bmp(image: Decoded, quality: int) -> bytes:
 def _by_pillow(image: Decoded, name: str, **options: Any) -> bytes:
     import PIL.Image
 
+    if image.dpi and name != "WEBP":
+        options["dpi"] = image.dpi
     if image.exif:
         options["exif"] = b"Exif\0\0" + image.exif
     out = io.BytesIO()
@@ -260,9 +276,18 @@ def _decode_tiff(file: IO[bytes], max_pixels: int) -> Decoded:
         samples = _tiff_samples(page)
         orientation = page.tags.valueof(274, default=1)
         icc = page.tags.valueof(34675)
+        dpi = _tiff_dpi(page)
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         exif = imagemetadata.from_tiff(data)
-    return Decoded(samples, orientation, exif, bytes(icc) if icc else None)
+    return Decoded(samples, orientation, exif, bytes(icc) if icc else None, dpi)
+
+
+def _tiff_dpi(page: Any) -> Dpi | None:
+    inches = {2: 1.0, 3: 2.54}.get(page.tags.valueof(296, default=2), 0.0)
+    across, down = (page.tags.valueof(tag, default=(0, 1)) for tag in (282, 283))
+    if not all(len(ratio) == 2 and min(ratio) > 0 for ratio in (across, down)) or not inches:
+        return None
+    return inches * across[0] / across[1], inches * down[0] / down[1]
 
 
 @contextlib.contextmanager
@@ -341,6 +366,8 @@ def _encode_tiff(image: Decoded, quality: int) -> bytes:
         compression="zlib",
         predictor=True,
         iccprofile=image.icc,
+        resolution=image.dpi,
+        resolutionunit="inch" if image.dpi else None,
         metadata=None,
         software=False,
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 Directory = dict[int, tuple[int, int, bytes]]  # tag -> (type, count, raw value)
+Dpi = tuple[float, float]  # pixels per inch across and down
 
 _PREFIX = b"Exif\0\0"  # JPEG puts it before the block, some WebP writers too
 _ORIENTATION = 274
@@ -21,8 +22,9 @@ _EXIF_DIRECTORY, _GPS_DIRECTORY, _INTEROP_DIRECTORY = 34665, 34853, 40965
 # What describes the picture and not its storage: ImageDescription, Make, Model, resolution,
 # Software, DateTime, Artist, HostComputer, Copyright.
 _DESCRIPTIVE = {270, 271, 272, 282, 283, 296, 305, 306, 315, 316, 33432}
-_PNG_METADATA = (b"acTL", b"eXIf", b"iCCP")
+_PNG_METADATA = (b"acTL", b"eXIf", b"iCCP", b"pHYs")
 _PNG_PIXELS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
+_INCH = 0.0254  # metres
 _MAX_ICC_BYTES = 2**24  # a deflated profile may claim to be gigabytes
 _TYPE_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}
 
@@ -62,12 +64,14 @@ class PngParts(NamedTuple):
         frames: more than one in an animation.
         exif: EXIF block, empty if there is none.
         icc: colour profile.
+        dpi: pixels per inch.
     """
 
     pixels: bytes
     frames: int
     exif: bytes
     icc: bytes | None
+    dpi: Dpi | None
 
 
 def from_png(data: bytes) -> PngParts:
@@ -77,12 +81,18 @@ def from_png(data: bytes) -> PngParts:
     payload = {name: bytes(chunk[8:-4]) for name, chunk in chunks if name in _PNG_METADATA}
     frames = int.from_bytes(payload.get(b"acTL", b"\0\0\0\1")[:4], "big")
     icc = _inflated_icc(payload.get(b"iCCP", b""))
-    return PngParts(pixels, frames, payload.get(b"eXIf", b""), icc)
+    dpi = None
+    if len(size := payload.get(b"pHYs", b"")) == 9 and size[8] == 1:  # pixels per metre
+        across, down = struct.unpack(">II", size[:8])
+        dpi = (across * _INCH, down * _INCH) if across and down else None
+    return PngParts(pixels, frames, payload.get(b"eXIf", b""), icc, dpi)
 
 
-def into_png(png: bytes, exif: bytes | None, icc: bytes | None) -> bytes:
+def into_png(png: bytes, exif: bytes | None, icc: bytes | None, dpi: Dpi | None) -> bytes:
     """The PNG file with the metadata in chunks behind its header."""
     extra = b""
+    if dpi:
+        extra += _png_chunk(b"pHYs", struct.pack(">IIB", *(round(d / _INCH) for d in dpi), 1))
     if icc:
         extra += _png_chunk(b"iCCP", b"ICC Profile\0\0" + zlib.compress(icc))
     if exif:

@@ -11,10 +11,11 @@ PNG, JPEG, TIFF, WebP, BMP and NumPy's .npy. What each can hold:
 | BMP | uint8 | no | none |
 | NPY | uint8, uint16, float32, float64 | yes | none |
 
-A TIFF keeps the EXIF and GPS directories, and of the other tags description, camera, software,
-date, artist, copyright and resolution; a BigTIFF (above 4 GB) keeps the ICC profile only. A WebP
-has no gray: it comes back as RGB, and an alpha that is opaque everywhere as none. A CMYK JPEG
-becomes RGB without its profile. XMP, PNG text and the EXIF thumbnail are never kept.
+Pixels per inch are kept by all but WebP and NPY. A TIFF keeps the EXIF and GPS directories, and of
+the other tags description, camera, software, date, artist and copyright; a BigTIFF (above 4 GB)
+keeps the ICC profile only. A WebP has no gray: it comes back as RGB, and an alpha that is opaque
+everywhere as none. A CMYK JPEG becomes RGB without its profile. XMP, PNG text and the EXIF
+thumbnail are never kept.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ from numpy.typing import DTypeLike
 
 from nlrn import imageformats
 from nlrn.imageformats import Array, Decoded, FormatError
+from nlrn.imagemetadata import Dpi
 
 SUFFIXES = tuple(imageformats.SUFFIXES)
 """Suffixes, in lower case and with the dot, of the files that `read` and `write` know."""
@@ -54,12 +56,14 @@ class Image:
         alpha: opacity [H, W] of the same type, or None.
         exif: EXIF block without the "Exif" prefix of JPEG, its orientation 1; or None.
         icc: colour profile, or None.
+        dpi: pixels per inch across and down, or None.
     """
 
     pixels: Array
     alpha: Array | None = None
     exif: bytes | None = None
     icc: bytes | None = None
+    dpi: Dpi | None = None
 
     def __post_init__(self) -> None:
         shape, dtype = self.pixels.shape, self.pixels.dtype
@@ -210,14 +214,19 @@ def _as_image(decoded: Decoded) -> Image:
         samples = samples[..., :-1]
     if samples.ndim == 3 and samples.shape[2] == 1:
         samples = samples[..., 0]
-    return Image(np.ascontiguousarray(samples), alpha, decoded.exif, decoded.icc)
+    dpi = decoded.dpi
+    if dpi is not None and not all(1 <= density < 2**16 for density in dpi):
+        dpi = None  # no picture has that, and JPEG could not hold it
+    elif dpi is not None and decoded.orientation >= 5:  # width and height have changed places
+        dpi = dpi[::-1]
+    return Image(np.ascontiguousarray(samples), alpha, decoded.exif, decoded.icc, dpi)
 
 
 def _as_decoded(image: Image) -> Decoded:
     samples = image.pixels
     if image.alpha is not None:
         samples = np.dstack([samples, image.alpha])
-    return Decoded(samples, 1, image.exif, image.icc)
+    return Decoded(samples, 1, image.exif, image.icc, image.dpi)
 
 
 def _checked(samples: Array) -> Array:

@@ -165,7 +165,7 @@ def with_noise(image: Image, sigma: float) -> Image:
     """A float32 version with white Gaussian noise, the same every time; alpha has none."""
     noisy = add_noise(images.to_float(image.pixels), sigma, seed=0, name="web")
     alpha = None if image.alpha is None else images.to_float(image.alpha)
-    return Image(noisy.astype(np.float32), alpha, image.exif, image.icc)
+    return Image(noisy.astype(np.float32), alpha, image.exif, image.icc, image.dpi)
 
 
 def write_preview(path: Path, image: Image) -> None:

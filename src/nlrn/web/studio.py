@@ -155,7 +155,7 @@ class Studio:
         scores = offers.compare(result, given, clean) if noise else None
         if noise:  # in float until here, as nothing was rounded
             pixels = images.from_float(result.pixels, clean.pixels.dtype)
-            result = Image(pixels, clean.alpha, clean.exif, clean.icc)
+            result = Image(pixels, clean.alpha, clean.exif, clean.icc, clean.dpi)
         folder = self._results(job.id)
         folder.mkdir()
         images.write(folder / f"result{picture.suffix}", result)
