@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,17 +32,9 @@ class Muon(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
         self.found_inf: Tensor | None = None  # 1 for a step that must change nothing
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update; weights without a gradient are left alone."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             alike: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
             for weight in group["params"]:
@@ -51,7 +43,6 @@ class Muon(torch.optim.Optimizer):
                     alike[min(rows, columns), max(rows, columns)].append(weight)
             for weights in alike.values():
                 self._update(weights, group)
-        return loss
 
     def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
         """Weights of one size in one batch of small products."""
