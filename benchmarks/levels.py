@@ -1,6 +1,6 @@
 """Noise between and beyond the levels that models were trained at, as `nlrn.denoise` treats it.
 
-    python benchmarks/levels.py --data ROOT [--sigmas 5,10,20,35,60,75] [--dtype bf16]
+    python benchmarks/levels.py --data ROOT [--sigmas 5,10,12,20,35,60,75] [--dtype bf16]
 
 Mean PSNR in dB on 128 x 128 centre crops of the validation images, which no model has seen: noisy,
 BM3D, our choice of model and contrast, and the next model below and above as it is.
@@ -40,7 +40,7 @@ def main() -> None:
     """Prints a line for each noise level."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", help="folder of the image sets")
-    parser.add_argument("--sigmas", default="5,10,20,35,60,75")
+    parser.add_argument("--sigmas", default="5,10,12,20,35,60,75")
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()

@@ -111,6 +111,17 @@ def test_pixels_per_inch_turn_with_the_picture_and_must_make_sense(tmp_path: Pat
     for size in ((0, 0, 1), (2**31, 2**31, 1), (7, 7, 0)):
         chunk = png_chunk(b"pHYs", struct.pack(">IIB", *size))
         assert read_bytes(tmp_path, ".png", png(2, 1, 8, 0, row, chunk)).dpi is None
+    inches = {"resolution": (300, 150), "resolutionunit": "inch"}
+    for count, value in ((2, (6, 6)), (1, 9)):  # orientations that TIFF does not know
+        tags = [(274, 3, count, value, True)]
+        odd = tiff_bytes(samples("uint8", 3), extratags=tags, **inches)
+        assert read_bytes(tmp_path, ".tif", odd).dpi == (300, 150)
+    both = [(274, 3, 1, 6, True), (271, 2, 0, "Camera", True)]
+    turned = tiff_bytes(samples("uint8", 3), extratags=both, **inches)
+    images.write(tmp_path / "turned.tif", read_bytes(tmp_path, ".tif", turned))
+    assert images.read(tmp_path / "turned.tif").dpi == (150, 300)
+    images.write(tmp_path / "none.bmp", images.Image(samples("uint8", 3)))
+    assert images.read(tmp_path / "none.bmp").dpi is None
     broken = png_chunk(b"pHYs", b"\0\0")
     assert read_bytes(tmp_path, ".png", png(2, 1, 8, 0, row, broken)).dpi is None
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from nlrn import inference, tiles
+from nlrn import inference, memory, tiles
 from nlrn.inference import planned_pixels, restore, restore_patches, seconds_per_pixel
 from nlrn.model import CONFIGS, NLRN, NLRNConfig, random_network
 from nlrn.ops import neighborhood_attention
@@ -146,6 +147,24 @@ def test_a_small_memory_budget_means_tiles() -> None:
     result = restore(model, image, memory=2**20, progress=lambda done, total: seen.append(total))
     assert seen[0] > SMALL.steps  # more than one tile
     torch.testing.assert_close(result, restore(model, image, tile=0), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_copies_of_files_are_free_memory_in_a_container(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, used = ("memory.max", "memory.current")
+    folder, stat = tmp_path, "inactive_file 700\nactive_file 50\n"
+    if version == 1:
+        limit, used = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        folder, stat = tmp_path / "memory", "inactive_file 1\ntotal_inactive_file 700\n"
+        folder.mkdir()
+    for name, text in ((limit, "1000\n"), (used, "900\n"), ("memory.stat", stat)):
+        (folder / name).write_text(text)
+    monkeypatch.setattr(memory, "CONTROL_GROUPS", tmp_path)
+    assert min(memory._container_limits()) == 800
+    (folder / limit).write_text("max\n")
+    assert min(memory._container_limits()) == 2**62
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")

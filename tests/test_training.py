@@ -145,6 +145,22 @@ def test_start_from_takes_over_the_weights(root: Path, tmp_path: Path) -> None:
     assert found.notes["data"] == "bsd400,sr291", "what the parent has seen is not forgotten"
 
 
+def test_a_resumed_run_knows_where_it_came_from(root: Path, tmp_path: Path) -> None:
+    """Without the parent's file, and without being told again: its images stay in the notes."""
+    config = write_config(tmp_path / "c.toml", OFF.format(steps=2))
+    parent = training.run(config, data_root=root, out=tmp_path / "parent") / "weights.safetensors"
+    text = config.read_text().replace("[data]", "[data]\ntrain = 'bsd300'")
+    longer = tmp_path / "longer.toml"
+    longer.write_text(text)
+    training.run(longer, data_root=root, out=tmp_path / "out", start_from=str(parent))
+    longer.write_text(f"{text}[[stages]]\n{OFF.format(steps=2)}\n")
+    parent.unlink()
+    folder = training.run(longer, data_root=root, out=tmp_path / "out", resume=True)
+    notes = NLRN.from_pretrained(folder / "weights.safetensors").notes
+    assert (notes["data"], notes["start_from"]) == ("bsd300,bsd400", str(parent))
+    assert notes["steps"] == "4"
+
+
 def test_start_from_another_shape_is_refused(root: Path, tmp_path: Path) -> None:
     NLRN(NLRNConfig(steps=2, channels=5, embed=2, window=5)).save_pretrained(tmp_path / "p.st")
     config = write_config(

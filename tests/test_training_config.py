@@ -47,6 +47,7 @@ def test_no_weight_starts_from_one_that_has_seen_other_images() -> None:
         ("sigma = 25", "sigmas = 25", r"\[data\] unknown key 'sigmas'"),
         ("window = 5", "window = 6", r"\[model\] window must be odd"),
         ("window = 5", "windows = 5", r"\[model\] unknown config key 'windows'"),
+        ("window = 5", "window = 5\nin_channels = 3", r"one channel in and one out, got 3 and 1"),
         ("sigma = 25", "sigma = '25'", r"\[data\] 'sigma' must be float, got '25'"),
         ("sigma = 25", "sigma = 0", r"\[data\] sigma must be positive, got 0"),
         ("[1.0, 0.7]", "[1.0, 'x']", r"\[data\] scales must be in \(0, 1\]"),

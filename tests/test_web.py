@@ -690,4 +690,4 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "fastapi", None)
     result = nlrn("web")
-    assert result.exit_code == 2 and "pip install 'nlrn[web]'" in result.stderr
+    assert result.exit_code == 2 and "pip install '.[web]'" in result.stderr

@@ -246,7 +246,8 @@ def _encode_webp(image: Decoded, quality: int) -> bytes:
 
 
 def _encode_bmp(image: Decoded, quality: int) -> bytes:
-    return _by_pillow(image._replace(exif=None, icc=None), "BMP")
+    # Pillow would make up 96 pixels per inch.
+    return _by_pillow(image._replace(exif=None, icc=None, dpi=image.dpi or (0, 0)), "BMP")
 
 
 def _by_pillow(image: Decoded, name: str, **options: Any) -> bytes:
@@ -275,6 +276,7 @@ def _decode_tiff(file: IO[bytes], max_pixels: int) -> Decoded:
         _check_tiff(page)
         samples = _tiff_samples(page)
         orientation = page.tags.valueof(274, default=1)
+        orientation = orientation if orientation in range(1, 9) else 1
         icc = page.tags.valueof(34675)
         dpi = _tiff_dpi(page)
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -372,7 +374,9 @@ def _encode_tiff(image: Decoded, quality: int) -> bytes:
         software=False,
     )
     encoded = out.getvalue()
-    return imagemetadata.into_tiff(encoded, image.exif) if image.exif else encoded
+    if not image.exif:
+        return encoded
+    return imagemetadata.into_tiff(encoded, image.exif, keep_resolution=image.dpi is not None)
 
 
 def _decode_npy(file: IO[bytes], max_pixels: int) -> Decoded:

@@ -17,7 +17,7 @@ Dpi = tuple[float, float]  # pixels per inch across and down
 _PREFIX = b"Exif\0\0"  # JPEG puts it before the block, some WebP writers too
 _ORIENTATION = 274
 _IMAGE_DESCRIPTION = 270
-_X_RESOLUTION, _Y_RESOLUTION, _RESOLUTION_UNIT = 282, 283, 296
+_RESOLUTION = _X_RESOLUTION, _Y_RESOLUTION, _RESOLUTION_UNIT = 282, 283, 296
 _EXIF_DIRECTORY, _GPS_DIRECTORY, _INTEROP_DIRECTORY = 34665, 34853, 40965
 # What describes the picture and not its storage: ImageDescription, Make, Model, resolution,
 # Software, DateTime, Artist, HostComputer, Copyright.
@@ -113,7 +113,7 @@ def from_tiff(data: bytes | mmap.mmap) -> bytes | None:
         return None
     if top.get(_RESOLUTION_UNIT, (3, 1, b""))[2] == struct.pack(order + "H", 1):
         # Without a unit it is only the filler that TIFF demands.
-        for tag in (_X_RESOLUTION, _Y_RESOLUTION, _RESOLUTION_UNIT):
+        for tag in _RESOLUTION:
             top.pop(tag, None)
     if not top and not nested:
         return None
@@ -121,8 +121,10 @@ def from_tiff(data: bytes | mmap.mmap) -> bytes | None:
     return _append(header, order, top, nested)
 
 
-def into_tiff(tiff: bytes, block: bytes) -> bytes:
+def into_tiff(tiff: bytes, block: bytes, *, keep_resolution: bool = False) -> bytes:
     """The TIFF file with the descriptive tags of an EXIF block of the same byte order.
+
+    The resolution may be the block's or the file's own.
 
     A file whose directories cannot be joined (BigTIFF, broken block) comes back as it was.
     """
@@ -134,6 +136,8 @@ def into_tiff(tiff: bytes, block: bytes) -> bytes:
         own = _read_directory(tiff, order, struct.unpack_from(order + "I", tiff, 4)[0])
     except (struct.error, ValueError):
         return tiff
+    if keep_resolution:
+        top = {tag: entry for tag, entry in top.items() if tag not in _RESOLUTION}
     return _append(tiff, order, own | top, nested)
 
 

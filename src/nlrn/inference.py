@@ -66,7 +66,8 @@ def restore(
                 torch.cuda.empty_cache()
             if tile is not None or budget < 2**20:
                 size = f"{image.shape[-1]} x {image.shape[-2]}"
-                raise ValueError(f"not enough memory for {size} pixels with tile {tile}") from error
+                how = "" if tile is None else f" with tile {tile}"
+                raise ValueError(f"not enough memory for {size} pixels{how}") from error
             budget //= 2
     if _is_good(result, image, dtype):
         return result

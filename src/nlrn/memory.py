@@ -12,6 +12,7 @@ import torch
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt, from glibc's malloc.h
 _LARGEST_INT = 2**31 - 1
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 def free_memory(device: torch.device) -> int:
@@ -31,13 +32,17 @@ def free_memory(device: torch.device) -> int:
 def _container_limits() -> list[int]:
     """What the limits of a container leave, by both versions of Linux's control groups."""
     left = [2**62]
-    for folder, limit, used in (
-        ("/sys/fs/cgroup", "memory.max", "memory.current"),
-        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
+    second = (CONTROL_GROUPS, "memory.max", "memory.current", "inactive_file")
+    first = (CONTROL_GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+             "total_inactive_file")  # fmt: skip
+    for folder, limit, used, cache in (second, first):
         try:
-            texts = [Path(folder, name).read_text(encoding="ascii") for name in (limit, used)]
-            left.append(max(0, int(texts[0]) - int(texts[1])))
+            names = (limit, used, "memory.stat")
+            texts = [(folder / name).read_text(encoding="ascii") for name in names]
+            # Copies of files that nobody reads any more make room when it is needed.
+            lines = (line.split() for line in texts[2].splitlines())
+            files = sum(int(words[1]) for words in lines if words[0] == cache)
+            left.append(max(0, int(texts[0]) - max(0, int(texts[1]) - files)))
         except (OSError, ValueError):  # not there, or "max"
             continue
     return left

@@ -168,7 +168,7 @@ def _package_version(method: str) -> str:
         return "nlrn"
     module, distribution = _NEEDS[method]
     if importlib.util.find_spec(module) is None:
-        raise UnavailableError(f"{method}: needs {distribution}, pip install 'nlrn[bench]'")
+        raise UnavailableError(f"{method}: needs {distribution}: pip install {distribution}")
     return f"{distribution} {metadata.version(distribution)}"
 
 

@@ -78,7 +78,7 @@ def web(
         except ModuleNotFoundError as error:
             if error.name and error.name.startswith("nlrn"):
                 raise
-            missing = f"nlrn web needs {error.name}: pip install 'nlrn[web]'"
+            missing = f"nlrn web needs {error.name}; in a checkout of nlrn: pip install '.[web]'"
             raise ValueError(missing) from error
         from nlrn.web.studio import Options
 

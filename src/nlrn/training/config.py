@@ -212,6 +212,9 @@ class Config:
             model = NLRNConfig.from_dict(values.pop("model", {}))
         except ValueError as error:
             raise TrainingError(f"[model] {error}") from error
+        if (model.in_channels, model.out_channels) != (1, 1):
+            got = f"{model.in_channels} and {model.out_channels}"
+            raise TrainingError(f"[model] training is for one channel in and one out, got {got}")
         stages = tuple(
             _table(Stage, stage, f"stages {number}: ")
             for number, stage in enumerate(values.pop("stages"), 1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nlrn.model import NLRN, NonLocal2d
-from nlrn.ops import neighborhood_attention, unsupported
+from nlrn.ops import AFFINITIES, neighborhood_attention, unsupported
 from nlrn.training.config import Config, Stage, TrainingError
 from nlrn.training.dense import DenseAttention
 from nlrn.training.muon import Muon
@@ -59,8 +59,9 @@ def _optimizers(
     parameters = list(model.parameters())
     if config.optimizer.method == "adam":
         return (torch.optim.Adam(parameters, lr=rate, fused=cuda, capturable=cuda),)
-    # The convolutions from and to an image's one channel are filters, not matrices of channels.
-    matrix = [p.ndim > 1 and min(p.shape[:2]) > 1 for p in parameters]
+    # The convolutions from and to the image are filters, not matrices of channels.
+    filters = (model.conv_in.weight, model.conv_out.weight)
+    matrix = [p.ndim > 1 and not any(p is f for f in filters) for p in parameters]
     matrices, others = ([p for p, m in zip(parameters, matrix, strict=True) if m is kind]
                         for kind in (True, False))  # fmt: skip
     adam = torch.optim.Adam(others, lr=rate, fused=cuda, capturable=cuda)
@@ -107,8 +108,10 @@ def enter_stage(learner: Learner, stage: Stage, config: Config, *, is_new: bool)
 
 def _operator_name(model: NLRN, config: Config) -> str:
     """What computes the attention; "auto" is dense on a GPU for which there are no kernels."""
-    probe = next(model.parameters()).new_zeros(1, config.model.embed, 1, 1, dtype=torch.bfloat16)
-    fused = unsupported("triton", probe, config.model.affinity) is None
+    shape = config.model
+    compared = shape.embed if AFFINITIES[shape.affinity].embedded != "none" else shape.channels
+    probe = next(model.parameters()).new_zeros(1, compared, 1, 1, dtype=torch.bfloat16)
+    fused = unsupported("triton", probe, shape.affinity, shape.channels) is None
     dense = config.machine.attention == "dense" or (
         config.machine.attention == "auto"
         and probe.is_cuda

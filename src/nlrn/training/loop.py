@@ -52,7 +52,7 @@ def run(
         out: the folder; `runs/<name of the config>` when not given.
         devices: GPUs, or CPU processes, of each node.
         nodes: machines.
-        start_from: overrides the config's.
+        start_from: overrides the config's; a run that is resumed has begun already.
 
     Raises:
         TrainingError: if the run cannot start or go on; `data.DataError` for missing images.
@@ -71,8 +71,14 @@ def run(
     images = data.rescaled(images, config.data.scales)
     patches = Patches(images, fabric.device, config.data, seed=config.seed)
     validation = Validation(config, root, fabric.device)
-    learning = learner.make(config, fabric.device, processes=fabric.world_size)
-    progress = checkpoint.restore(folder, learning, config) if resume else Progress()
+    if resume:
+        fresh = dataclasses.replace(config, start_from="")  # the checkpoint holds all of it
+        learning = learner.make(fresh, fabric.device, processes=fabric.world_size)
+        progress = checkpoint.restore(folder, learning, config)
+        progress.seen = progress.seen or _ancestry(config)  # not in older checkpoints
+    else:
+        learning = learner.make(config, fabric.device, processes=fabric.world_size)
+        progress = Progress(start_from=config.start_from, seen=_ancestry(config))
     clock = _Clock(begun, time_budget_seconds, progress, fabric)
 
     try:
@@ -237,8 +243,8 @@ def _save(task: _Task, progress: Progress) -> None:
     notes = {
         "name": task.config.name,
         "task": task.config.data.task,
-        "data": ",".join(_ancestry(task.config)),
-        "start_from": task.config.start_from,
+        "data": ",".join(progress.seen),
+        "start_from": progress.start_from,
         "steps": str(progress.step),
         "training_minutes": f"{progress.seconds / 60:.1f}",
         "validation_psnr": f"{progress.psnr:.3f}" if progress.psnr is not None else "",

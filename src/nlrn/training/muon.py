@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Of a polynomial that drives all singular values into 0.7..1.2 in five rounds (Jordan, 2024).
+# Of a polynomial whose five rounds bring every singular value above 1/700 of the norm to 0.7..1.2
+# (Jordan, 2024); smaller ones grow 485 times.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ROUNDS = 5
 
@@ -18,7 +19,7 @@ class Muon(torch.optim.Optimizer):
     """For weights that are matrices: a convolution's is one of [outputs, inputs x kernel].
 
     The update of a matrix is its Nesterov momentum with all singular values moved near 1, scaled
-    so that its mean square is that of a usual step of Adam: one learning rate suits both.
+    so that its mean square is about that of a usual step of Adam: one learning rate suits both.
 
     Args:
         parameters: weights of two or more dimensions.
@@ -39,7 +40,7 @@ class Muon(torch.optim.Optimizer):
             alike: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
             for weight in group["params"]:
                 if weight.grad is not None:
-                    rows, columns = weight.flatten(1).shape
+                    rows, columns = len(weight), weight[0].numel()
                     alike[min(rows, columns), max(rows, columns)].append(weight)
             for weights in alike.values():
                 self._update(weights, group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nlrn.training.config import Stage
 
@@ -21,6 +21,8 @@ class Progress:
         stage_seconds: time its steps have taken, over all interruptions.
         seconds: time of the run in all, with everything, over all interruptions.
         psnr: of the last validation.
+        start_from: the weight it began with, empty for none.
+        seen: image sets that the network or one it began with was trained on.
     """
 
     step: int = 0
@@ -29,6 +31,8 @@ class Progress:
     stage_seconds: float = 0.0
     seconds: float = 0.0
     psnr: float | None = None
+    start_from: str = ""
+    seen: list[str] = field(default_factory=list)
 
     def next_stage(self) -> None:
         self.stage, self.stage_step, self.stage_seconds = self.stage + 1, 0, 0.0
