@@ -152,7 +152,7 @@ def test_a_missing_package_or_weight_is_said(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(UnavailableError, match="NLRN at x2: no weight 'sr-y' yet"):
         methods.bind(SR, "Set5", 2, "NLRN", Setting())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UnavailableError, match=r"BM3D-package: needs bm3d, pip install 'nlrn\["):
+    with pytest.raises(UnavailableError, match=r"BM3D-package: needs bm3d: pip install bm3d"):
         methods.bind(DENOISE, "Set12", 25, "BM3D-package", Setting())
 
 
