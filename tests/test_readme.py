@@ -35,7 +35,12 @@ def test_commands_name_files_and_options_that_exist() -> None:
         assert (ROOT / config).is_file(), config
     for page in PAGES:
         for link in re.findall(r"\]\(([^):]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / link).exists(), f"{page.name}: {link}"
+            target, _, anchor = link.partition("#")
+            assert (page.parent / target).exists(), f"{page.name}: {link}"
+            if anchor:
+                titles = re.findall(r"^#+ (.+)$", (page.parent / target).read_text(), re.MULTILINE)
+                anchors = [re.sub(r"[^\w -]", "", title.lower()) for title in titles]
+                assert anchor in [name.replace(" ", "-") for name in anchors], link
     runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
     for command, options in re.findall(
         r"^    nlrn ((?:data )?\w+)(.*?)(?:#|$)", text, re.MULTILINE
