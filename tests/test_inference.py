@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -147,6 +149,21 @@ def test_a_small_memory_budget_means_tiles() -> None:
     result = restore(model, image, memory=2**20, progress=lambda done, total: seen.append(total))
     assert seen[0] > SMALL.steps  # more than one tile
     torch.testing.assert_close(result, restore(model, image, tile=0), rtol=0, atol=1e-5)
+
+
+def test_memory_is_given_back_after_each_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of several sizes would otherwise leave holes that the next one does not fit into."""
+    trims: list[None] = []
+
+    @contextlib.contextmanager
+    def keep() -> Iterator[None]:
+        yield
+        trims.append(None)
+
+    monkeypatch.setattr(inference, "keep_freed_memory", keep)
+    model, image = strong_network(), picture(1, 1, 70, 50)
+    restore(model, image, tile=32, device="cpu")
+    assert len(trims) == len(plan(model.config, (70, 50), 32, False, torch.float32, 0)) == 6
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -217,9 +217,7 @@ def _as_image(decoded: Decoded) -> Image:
     dpi = decoded.dpi
     if dpi is not None and not all(1 <= density < 2**16 for density in dpi):
         dpi = None  # no picture has that, and JPEG could not hold it
-    elif dpi is not None and decoded.orientation in range(
-        5, 9
-    ):  # width and height have changed places
+    elif dpi is not None and decoded.orientation in (5, 6, 7, 8):  # these swap width and height
         dpi = dpi[::-1]
     return Image(np.ascontiguousarray(samples), alpha, decoded.exif, decoded.icc, dpi)
 
