@@ -121,6 +121,18 @@ def test_two_inputs_for_one_output_are_refused(tmp_path: Path, model: str) -> No
     assert_one_clear_line(result, "would both be written")
 
 
+@pytest.mark.parametrize("inputs", [["a.png", "b.png"], ["."], ["*.png"]], ids=str)
+def test_several_images_do_not_go_into_one_file(
+    inputs: list[str], tmp_path: Path, model: str
+) -> None:
+    picture(tmp_path / "a.png")
+    picture(tmp_path / "b.png")
+    paths = [tmp_path / name for name in inputs]
+    result = nlrn("denoise", *paths, "--model", model, "-o", tmp_path / "out.png")
+    assert_one_clear_line(result, "out.png: one file cannot take several images, -o FOLDER can")
+    assert names(tmp_path) == ["a.png", "b.png"]
+
+
 def test_one_file_given_twice_is_done_once(tmp_path: Path, model: str) -> None:
     source = picture(tmp_path / "a.png")
     result = nlrn("denoise", source, source, "--model", model, "--sigma", 20)

@@ -31,7 +31,7 @@ def noisy(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "float64"])
-@pytest.mark.parametrize("shape", [(12, 17), (9, 14, 3), (11, 7, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(12, 17), (8, 9, 1), (9, 14, 3), (11, 7, 4)], ids=str)
 def test_shape_and_type_are_kept(network: NLRN, shape: tuple[int, ...], dtype: str) -> None:
     image = noisy(shape, dtype)
     before = image.copy()

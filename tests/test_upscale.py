@@ -71,9 +71,10 @@ def test_gray_goes_through_as_it_is(network: NLRN) -> None:
     image = random_image(8, 11)
     given = torch.from_numpy(imresize(image.astype(np.float64), 2)).float()[None, None]
     expected = restore(network, given, device="cpu")[0, 0].numpy()
-    np.testing.assert_allclose(
-        nlrn.upscale(image, 2, model=network, settings=CPU), expected, atol=1e-5
-    )
+    result = nlrn.upscale(image, 2, model=network, settings=CPU)
+    np.testing.assert_allclose(result, expected, atol=1e-5)
+    with_axis = nlrn.upscale(image[..., None], 2, model=network, settings=CPU)
+    np.testing.assert_array_equal(with_axis, result[..., None])
 
 
 def test_of_colour_the_luminance_goes_through(network: NLRN) -> None:

@@ -47,14 +47,16 @@ def collect(inputs: list[str], output: str | None, suffix: str, *, recursive: bo
     """Files, folders and patterns -> jobs, each source once.
 
     Without `output`, NAME.png goes to NAME<suffix>.png beside it. An output that is a folder, ends
-    with a slash, has no suffix, or is given with several inputs, takes files of the same name, the
-    tree below a folder kept.
+    with a slash, has no suffix, or is given with several inputs and is no name of an image, takes
+    files of the same name, the tree below a folder kept.
     """
     sources = dict(_sources(inputs, recursive, suffix if output is None else None))
     if not sources:
         raise InputError(f"no images in {', '.join(inputs)} (known: {' '.join(images.SUFFIXES)})")
     single = len(sources) == 1 and Path(inputs[0]) in sources
     as_file = output is not None and single and not _is_folder(output)
+    if output and not as_file and not _is_folder(output) and _is_image_name(output):
+        raise InputError(f"{output}: one file cannot take several images, -o FOLDER can")
     jobs = []
     for source, relative in sources.items():
         if output is None:
@@ -171,6 +173,10 @@ def _is_folder(output: str) -> bool:
     if output.endswith(("/", os.sep)) or Path(output).is_dir():
         return True
     return not Path(output).suffix  # an unknown suffix is refused when the file is to be written
+
+
+def _is_image_name(output: str) -> bool:
+    return Path(output).suffix.lower() in images.SUFFIXES
 
 
 def _check_targets(jobs: list[Job]) -> None:

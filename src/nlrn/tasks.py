@@ -93,8 +93,8 @@ def denoise(
     there are softer than they could be.
 
     Args:
-        image: array [H, W], [H, W, 3] or [H, W, 4] (alpha is kept), uint8, uint16 or float in
-            [0, 1]; or the path of an image file.
+        image: array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4] (alpha is kept), uint8, uint16 or
+            float in [0, 1]; or the path of an image file.
         sigma: standard deviation of the noise on the 0..255 scale; None estimates it.
         strength: 1 for the full effect, 0 for none.
         method: "nlrn" for the network, or a classic one: "nlm", "bm3d", "wnnm", "lssc".
@@ -111,9 +111,7 @@ def denoise(
     else:
         network = load_model(model, level)
         result = denoise_image(picture, level, network, strength, settings, progress)
-    if result.alpha is not None:
-        return np.dstack([result.pixels, result.alpha])
-    return result.pixels
+    return as_array(result, image)
 
 
 def denoise_image(
@@ -328,10 +326,18 @@ def no_more_than_noise(removed: Tensor, sigma: float) -> Tensor:
 def as_image(array: np.ndarray) -> Image:
     if not isinstance(array, np.ndarray):
         raise ValueError(f"image must be a NumPy array or a path, got {type(array).__name__}")
-    if array.ndim not in (2, 3) or array.shape[2:] not in ((), (3,), (4,)) or 0 in array.shape:
-        raise ValueError(f"image must be [H, W], [H, W, 3] or [H, W, 4], got {array.shape}")
+    if array.ndim < 2 or array.shape[2:] not in ((), (1,), (3,), (4,)) or 0 in array.shape:
+        raise ValueError(f"image must be [H, W] or [H, W, 1, 3 or 4], got {array.shape}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError("image has NaN or infinite values")
     if array.shape[2:] == (4,):
         return Image(array[..., :3], array[..., 3])
-    return Image(array)
+    return Image(array[..., 0] if array.shape[2:] == (1,) else array)
+
+
+def as_array(result: Image, given: np.ndarray | str | Path) -> np.ndarray:
+    """The result with as many axes as the array that was given; of a file, as few as it needs."""
+    if result.alpha is not None:
+        return np.dstack([result.pixels, result.alpha])
+    had_channels = isinstance(given, np.ndarray) and given.ndim == 3
+    return result.pixels[..., None] if had_channels and result.pixels.ndim == 2 else result.pixels

@@ -14,7 +14,7 @@ from nlrn import images, weights
 from nlrn.degrade import imresize
 from nlrn.images import Image
 from nlrn.model import NLRN
-from nlrn.tasks import NoWeightsError, Settings, as_image, warn_of_range
+from nlrn.tasks import NoWeightsError, Settings, as_array, as_image, warn_of_range
 
 SMALLEST_FACTOR, LARGEST_FACTOR = 2, 4  # by which super-resolution was trained
 # MATLAB's rgb2ycbcr: luminance of RGB in [0, 1], and what a change of it is in R, G and B alike.
@@ -34,8 +34,8 @@ def upscale(
     """Returns the image `scale` times as high and wide, in the type in which it came.
 
     Args:
-        image: array [H, W], [H, W, 3] or [H, W, 4], uint8, uint16 or float in [0, 1]; or the path
-            of an image file.
+        image: array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], uint8, uint16 or float in [0, 1]; or
+            the path of an image file.
         scale: more than 1, at most 4; the models were trained with 2, 3 and 4.
         model: a network, the name of a weight in the package, or a file; None takes the package's.
         settings: tiles, views, precision, device.
@@ -44,7 +44,7 @@ def upscale(
     picture = images.read(image) if isinstance(image, str | Path) else as_image(image)
     check_scale(scale)
     result = upscale_image(picture, scale, load_upscaler(model), settings or Settings(), progress)
-    return result.pixels if result.alpha is None else np.dstack([result.pixels, result.alpha])
+    return as_array(result, image)
 
 
 def upscale_image(
