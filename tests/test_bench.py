@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -304,10 +305,10 @@ def example(psnr: float = 30.0, **changes: object) -> Row:
     return dataclasses.replace(row, **changes)  # type: ignore[arg-type]
 
 
-def complete(psnr: float, method: str = "BM3D", **changes: object) -> list[Row]:
+def complete(psnr: float, method: str = "BM3D", **changes: Any) -> list[Row]:
     return [
         example(psnr, image=Path(file).stem, method=method, **changes)
-        for _, file in data.published("Set12")
+        for _, file in data.published(changes.get("set", "Set12"))
     ]
 
 
@@ -405,6 +406,18 @@ def test_documents_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert text.startswith("a\n<!-- bench") and text.endswith("<!-- /bench -->\nb")
     assert documents.write([], tmp_path) == []  # nothing new, nothing lost
     assert invoke("--write-docs")[0] == 0
+
+
+def test_where_the_protocol_is_unknown_the_gain_over_bm3d_counts() -> None:
+    place = {"table": "denoise-bsd300", "set": "Set14", "level": 30}
+    block = "<!-- bench denoise-bsd300 compact -->\n<!-- /bench -->"
+    label = methods.weight_label("denoise-gray-s30")
+    ours = complete(29.6, "NLRN", precision="fp32", version=label, **place)
+    for bm3d, shown in ((28.72, "**29.60 / 0.8500 (+0.88)**"), (28.73, "29.60 / 0.8500 (+0.87)")):
+        text = documents.filled(block, ours + complete(bm3d, "BM3D-package", **place))
+        assert f"| Set14 | 30 | {shown} | 29.37 / 0.8460 (+0.88) | {bm3d} / 0.8500 |" in text
+    alone = documents.filled(block, ours)
+    assert "| Set14 | 30 | 29.60 / 0.8500 | 29.37 / 0.8460 (+0.88) |" in alone
 
 
 # The command

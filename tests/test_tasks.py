@@ -150,14 +150,14 @@ def test_settings_reach_the_network(network: NLRN) -> None:
 
 def test_the_nearest_trained_level_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = {
-        f"s{level}": weights.Entry(f"s{level}", "", "", "denoise", "", (), level)
-        for level in (15.0, 25.0, 50.0)
+        name: weights.Entry(name, "", "", "denoise", "", (), float(name[1:3]))
+        for name in ("s15", "s25", "s50", "s30-other", "s50-other", "s70-other")
     }
     monkeypatch.setattr(weights, "manifest", lambda: entries)
-    chosen = {s: tasks.choose_weight(s) for s in (0, 5, 20, 24, 25, 35, 48, 90)}
+    chosen = {s: tasks.choose_weight(s) for s in (0, 5, 20, 24, 25, 29, 35, 48, 60, 90)}
     assert chosen == {
-        0: "s15.0", 5: "s15.0", 20: "s15.0", 24: "s25.0", 25: "s25.0", 35: "s25.0", 48: "s50.0",
-        90: "s50.0",
+        0: "s15", 5: "s15", 20: "s15", 24: "s25", 25: "s25", 29: "s30-other", 35: "s30-other",
+        48: "s50", 60: "s50", 90: "s70-other",
     }  # fmt: skip
 
 

@@ -263,7 +263,10 @@ def load_model(model: NLRN | str | Path | None, sigma: float) -> NLRN:
 
 
 def choose_weight(sigma: float) -> str:
-    """Name of the denoising weight that was trained nearest to sigma, rather below than above."""
+    """Name of the denoising weight that was trained nearest to sigma, rather below than above.
+
+    Of several for one level it is the first of the manifest.
+    """
     levels = {e.name: e.sigma for e in weights.manifest().values() if e.task == "denoise"}
     trained = {name: level for name, level in levels.items() if level is not None}
     if not trained:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nlrn import weights
 from nlrn.bench import methods, tables
-from nlrn.bench.report import Mean, markdown, means, pair, shown
+from nlrn.bench.report import BASE, Mean, markdown, means, pair, shown
 from nlrn.bench.run import Row, read_rows, write_json, write_text
 from nlrn.bench.tables import TABLES, Printed, Table
 
@@ -105,18 +105,35 @@ def compact(table: Table, found: Sequence[Mean]) -> str:
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for place, printed in paper.items():
         here = {m.method: m for m in own if (m.set, m.level) == place}
-        cells = [_ours(here.get(name), printed.get(name, Printed())) for name in ours]
-        cells += [pair(*printed.get(name, Printed())) for name in known]
-        cells += [_ours(here.get(name), Printed()) for name in measured]
-        cells += [pair(*printed.get(name, Printed())) for name in rivals]
+        gains = tables.other_protocol(table.name, place[0])
+        ours_over = here.get(BASE, Printed()).psnr if gains else 0.0
+        paper_over = printed.get("BM3D", Printed()).psnr if gains else 0.0
+        cells = [_ours(here.get(name), ours_over, printed.get(name), paper_over) for name in ours]
+        cells += [_cell(printed.get(name), paper_over) for name in known]
+        cells += [_cell(here.get(name)) for name in measured]
+        cells += [_cell(printed.get(name)) for name in rivals]
         line = [place[0], table.level(place[1]), *(cell or "-" for cell in cells)]
         lines.append(f"| {' | '.join(line)} |")
     return "\n".join(lines) + "\n"
 
 
-def _ours(mean: Mean | None, paper: Printed) -> str:
-    """Ours; bold where it is at or above the paper's."""
-    if mean is None:
-        return ""
-    text = pair(mean.psnr, mean.ssim)
-    return f"**{text}**" if paper.psnr is not None and round(mean.psnr, 2) >= paper.psnr else text
+def _ours(
+    mean: Mean | None, base: float | None, paper: Printed | None, paper_base: float | None
+) -> str:
+    """Ours; bold where it is at or above the paper's, both measured from their bases."""
+    text, here, printed = _cell(mean, base), _over(mean, base), _over(paper, paper_base)
+    return text if here is None or printed is None or here < printed else f"**{text}**"
+
+
+def _cell(figures: Mean | Printed | None, base: float | None = 0.0) -> str:
+    """PSNR and SSIM, and the gain over the base if that is a method's."""
+    text = pair(figures.psnr, figures.ssim) if figures else ""
+    gain = _over(figures, base)
+    return f"{text} ({gain:+.2f})" if base and gain is not None else text
+
+
+def _over(figures: Mean | Printed | None, base: float | None) -> float | None:
+    """Of the printed digits."""
+    if figures is None or figures.psnr is None or base is None:
+        return None
+    return round(round(figures.psnr, 2) - round(base, 2), 2)

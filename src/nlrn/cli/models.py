@@ -123,7 +123,7 @@ def models(
         return
     typer.echo("trained models:")
     for weight in facts["weights"]:
-        typer.echo(f"  {weight['name']:<22} {weight['description']}")
+        typer.echo(f"  {weight['name']:<24} {weight['description']}")
     if not facts["weights"]:
         typer.echo("  none in this version yet: train one, or give a file with --model FILE")
     typer.echo("configurations (see nlrn info NAME):")
