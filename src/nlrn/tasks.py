@@ -45,7 +45,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LARGEST_SCALE = 1.15
 GROWTH_COUNTS = 3
 MUCH_LIGHT = 16.0  # a float image with values beyond it is hardly on the [0, 1] scale
-NEIGHBOURHOOD = 2.5  # pixels: standard deviation of the window for local means
+NEIGHBOURHOOD = 4.0  # pixels: standard deviation of the window for local means
 WEAK_NOISE = 0.7  # of a model's level; below it BM3D is better (benchmarks/levels.py)
 
 
