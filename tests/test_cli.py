@@ -129,7 +129,9 @@ def test_several_images_do_not_go_into_one_file(
     picture(tmp_path / "b.png")
     paths = [tmp_path / name for name in inputs]
     result = nlrn("denoise", *paths, "--model", model, "-o", tmp_path / "out.png")
-    assert_one_clear_line(result, "out.png: one file cannot take several images, -o FOLDER can")
+    assert_one_clear_line(
+        result, "out.png: one file; folders, patterns and several images need a folder"
+    )
     assert names(tmp_path) == ["a.png", "b.png"]
 
 

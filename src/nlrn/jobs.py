@@ -54,9 +54,13 @@ def collect(inputs: list[str], output: str | None, suffix: str, *, recursive: bo
     if not sources:
         raise InputError(f"no images in {', '.join(inputs)} (known: {' '.join(images.SUFFIXES)})")
     single = len(sources) == 1 and Path(inputs[0]) in sources
-    as_file = output is not None and single and not _is_folder(output)
-    if output and not as_file and not _is_folder(output) and _is_image_name(output):
-        raise InputError(f"{output}: one file cannot take several images, -o FOLDER can")
+    as_file = output is not None and not _is_folder(output)
+    if as_file and not single:
+        if Path(str(output)).suffix.lower() in images.SUFFIXES:
+            raise InputError(
+                f"{output}: one file; folders, patterns and several images need a folder"
+            )
+        as_file = False
     jobs = []
     for source, relative in sources.items():
         if output is None:
@@ -173,10 +177,6 @@ def _is_folder(output: str) -> bool:
     if output.endswith(("/", os.sep)) or Path(output).is_dir():
         return True
     return not Path(output).suffix  # an unknown suffix is refused when the file is to be written
-
-
-def _is_image_name(output: str) -> bool:
-    return Path(output).suffix.lower() in images.SUFFIXES
 
 
 def _check_targets(jobs: list[Job]) -> None:
