@@ -54,6 +54,20 @@ def test_a_run_leaves_weights_metrics_and_a_picture(root: Path, tmp_path: Path) 
     assert all(0 < e["psnr"] < 60 for e in entries if "loss" not in e)
 
 
+def test_the_best_weights_outlive_a_run_that_goes_wrong(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = ON.format(steps=6).replace("lr = 1e-3", "lr = 5.0")
+    config = write_config(tmp_path / "c.toml", OFF.format(steps=6), wrong)
+    folder = training.run(config, data_root=root, out=tmp_path / "out")
+    reached = [e["psnr"] for e in read_metrics(folder / "metrics.jsonl") if "loss" not in e]
+    assert reached[0] > reached[-1] + 1
+    last, best = (NLRN.from_pretrained(folder / f"{n}.safetensors") for n in ("weights", "best"))
+    assert (last.notes["steps"], best.notes["steps"]) == ("12", "6")
+    assert best.notes["validation_psnr"] == f"{reached[0]:.3f}"
+    assert f"{reached[0]:.3f} dB before: {folder / 'best.safetensors'}" in capsys.readouterr().out
+
+
 def test_the_first_stage_leaves_the_modules_and_the_second_the_statistics_alone(
     root: Path, tmp_path: Path
 ) -> None:

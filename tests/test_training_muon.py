@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -32,29 +33,33 @@ def test_orthogonal_moves_singular_values_near_one_and_leaves_directions() -> No
     ).any()  # no gradient at all is no number to divide by
 
 
-def slow_steps(weights: list[Tensor], grads: list[list[Tensor]], rate: float) -> list[Tensor]:
+def slow_steps(
+    weights: list[Tensor], grads: list[list[Tensor]], rate: float, momentum: float, decay: float
+) -> list[Tensor]:
     """The same matrix by matrix, with the momentum written out."""
     results = []
     for number, weight in enumerate(weights):
         running = torch.zeros_like(weight)
         for grad in (step[number] for step in grads):
-            running = 0.95 * running + 0.05 * grad
-            move = (0.05 * grad + 0.95 * running).reshape(len(weight), -1)
+            running = momentum * running + (1 - momentum) * grad
+            move = ((1 - momentum) * grad + momentum * running).reshape(len(weight), -1)
             x = move / move.pow(2).sum().sqrt()
             for _ in range(5):
                 x = 3.4445 * x - 4.7750 * (x @ x.T @ x) + 2.0315 * (x @ x.T @ x @ x.T @ x)
+            weight = (1 - rate * decay) * weight
             weight = weight - rate * 0.2 * max(move.shape) ** 0.5 * x.reshape(weight.shape)
         results.append(weight)
     return results
 
 
-def test_steps_are_those_of_plain_loops() -> None:
+@pytest.mark.parametrize(("momentum", "decay"), [(0.95, 0.0), (0.99, 0.3)])
+def test_steps_are_those_of_plain_loops(momentum: float, decay: float) -> None:
     torch.manual_seed(0)
     weights = [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in SHAPES]
     weights[1].data = weights[1].data.to(memory_format=torch.channels_last)
     grads = [[torch.randn_like(w) for w in weights] for _ in range(4)]
-    expected = slow_steps([w.detach().clone() for w in weights], grads, 0.01)
-    muon = Muon(weights, lr=0.01)
+    expected = slow_steps([w.detach().clone() for w in weights], grads, 0.01, momentum, decay)
+    muon = Muon(weights, lr=0.01, momentum=momentum, weight_decay=decay)
     for step in grads:
         for weight, grad in zip(weights, step, strict=True):
             weight.grad = grad
@@ -66,7 +71,7 @@ def test_steps_are_those_of_plain_loops() -> None:
 def test_a_bad_step_and_a_missing_gradient_change_nothing() -> None:
     torch.manual_seed(0)
     good, idle = (nn.Parameter(torch.randn(4, 6)) for _ in range(2))
-    muon = Muon([good, idle], lr=torch.tensor(0.1))
+    muon = Muon([good, idle], lr=torch.tensor(0.1), weight_decay=0.5)
     good.grad = torch.randn(4, 6)
     muon.found_inf = torch.zeros(())
     muon.step()
@@ -80,8 +85,11 @@ def test_a_bad_step_and_a_missing_gradient_change_nothing() -> None:
 
 
 def test_matrices_go_to_muon_and_the_rest_to_adam() -> None:
-    config = Config("test", (Stage(steps=1),), optimizer=Optimizer(method="muon"))
+    optimizer = Optimizer(method="muon", momentum=0.9, weight_decay=0.1)
+    config = Config("test", (Stage(steps=1),), optimizer=optimizer)
     learning = learner.make(config, torch.device("cpu"))
+    given = learning.optimizers[0].param_groups[0]
+    assert (given["momentum"], given["weight_decay"]) == (0.9, 0.1)
     names = {parameter: name for name, parameter in learning.model.named_parameters()}
     muon, adam = (
         sorted(names[p] for group in optimizer.param_groups for p in group["params"])

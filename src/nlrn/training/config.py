@@ -88,19 +88,29 @@ class Optimizer:
             leaves the other weights to Adam.
         clip_norm: gradients are scaled down to this global norm; 0 leaves them alone. The loss is
             measured in units of the noise, so one value suits all noise levels.
+        momentum: weight of the old direction in Muon's steps; near 1 where gradients are mostly
+            noise, which the orthogonal update would take for a direction.
+        weight_decay: share of Muon's matrices that a step takes away, times the learning rate;
+            Adam's weights are left alone.
         ema_decay: weight of the old average at each step; it grows from 0.1 to this at first.
     """
 
     method: str = "adam"
     clip_norm: float = 1.0
+    momentum: float = 0.95
+    weight_decay: float = 0.0
     ema_decay: float = 0.999
 
     def __post_init__(self) -> None:
         _one_of("method", self.method, OPTIMIZERS)
-        if self.clip_norm < 0:
-            raise TrainingError(f"clip_norm must be 0 or more, got {self.clip_norm}")
-        if not 0 <= self.ema_decay < 1:
-            raise TrainingError(f"ema_decay must be in [0, 1), got {self.ema_decay}")
+        for name in ("clip_norm", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise TrainingError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if self.weight_decay and self.method != "muon":
+            raise TrainingError(f"weight_decay is for method muon, got {self.method!r}")
+        for name in ("momentum", "ema_decay"):
+            if not 0 <= getattr(self, name) < 1:
+                raise TrainingError(f"{name} must be in [0, 1), got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

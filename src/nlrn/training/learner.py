@@ -65,7 +65,10 @@ def _optimizers(
     matrices, others = ([p for p, m in zip(parameters, matrix, strict=True) if m is kind]
                         for kind in (True, False))  # fmt: skip
     adam = torch.optim.Adam(others, lr=rate, fused=cuda, capturable=cuda)
-    return Muon(matrices, lr=rate.clone() if isinstance(rate, Tensor) else rate), adam
+    rate = rate.clone() if isinstance(rate, Tensor) else rate
+    given = config.optimizer
+    muon = Muon(matrices, lr=rate, momentum=given.momentum, weight_decay=given.weight_decay)
+    return muon, adam
 
 
 def _start_from(model: NLRN, name: str) -> None:

@@ -24,6 +24,7 @@ from nlrn.training.step import WARM_STEPS, Step
 from nlrn.training.validate import Validation
 
 WEIGHTS = "weights.safetensors"
+BEST = "best.safetensors"
 PICTURE = "validation.png"
 
 
@@ -41,7 +42,8 @@ def run(
     """Trains what the config says and returns the folder with the results.
 
     The folder gets `checkpoint.safetensors` (and the one before it), `weights.safetensors` (the
-    averaged weights, as `NLRN.from_pretrained` reads them), `metrics.jsonl` and `validation.png`.
+    averaged weights, as `NLRN.from_pretrained` reads them), `best.safetensors` (the same at the
+    validation with the highest PSNR), `metrics.jsonl` and `validation.png`.
 
     Args:
         config_path: the TOML file.
@@ -93,6 +95,8 @@ def run(
             finished = progress.stage == len(config.stages)
             ending = "finished" if finished else "stopped at the end of its time, --resume goes on"
             report.say(f"{config.name}: {ending}, {progress.step} steps, results in {folder}")
+            if progress.best is not None and not progress.best - (progress.psnr or 0) < 0.01:
+                report.say(f"validation was at {progress.best:.3f} dB before: {folder / BEST}")
     except OSError as error:  # a full disk, mostly
         name = error.filename or folder
         raise TrainingError(f"{name}: cannot be written ({error.strerror or error})") from error
@@ -228,6 +232,9 @@ def _validate(task: _Task, progress: Progress) -> None:
         return
     begun = time.monotonic()
     progress.psnr = task.validation.psnr(task.learning.average, task.fabric)
+    if progress.psnr > (-math.inf if progress.best is None else progress.best):
+        progress.best = progress.psnr
+        _export(task, progress, BEST)
     task.validation.save_picture(task.folder / PICTURE)
     task.report.validation(progress.step, progress.psnr, time.monotonic() - begun)
 
@@ -240,6 +247,11 @@ def _save(task: _Task, progress: Progress) -> None:
     if not all(bool(t.isfinite().all()) for t in state.values() if t.is_floating_point()):
         raise TrainingError(_diverged(progress.step, math.nan, task.folder))
     checkpoint.save(task.folder, task.learning, progress, task.config)
+    _export(task, progress, WEIGHTS)
+
+
+def _export(task: _Task, progress: Progress, name: str) -> None:
+    """The averaged weights in a file of the folder, with notes that say where they come from."""
     notes = {
         "name": task.config.name,
         "task": task.config.data.task,
@@ -253,7 +265,7 @@ def _save(task: _Task, progress: Progress) -> None:
         notes["factors"] = ",".join(f"{factor:g}" for factor in task.config.data.factors)
     else:
         notes["sigma"] = f"{task.config.data.sigma:g}"
-    learner.export(task.learning, task.config).save_pretrained(task.folder / WEIGHTS, notes)
+    learner.export(task.learning, task.config).save_pretrained(task.folder / name, notes)
 
 
 def _ancestry(config: Config) -> list[str]:

@@ -25,12 +25,19 @@ class Muon(torch.optim.Optimizer):
         parameters: weights of two or more dimensions.
         lr: learning rate; a tensor where steps are recorded and replayed.
         momentum: weight of the old direction at each step.
+        weight_decay: share of a weight that each step takes away, times the learning rate. Updates
+            of equal strength in all directions make a matrix grow where gradients are mere noise.
     """
 
     def __init__(
-        self, parameters: Iterable[Tensor], lr: float | Tensor, momentum: float = 0.95
+        self,
+        parameters: Iterable[Tensor],
+        lr: float | Tensor,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(parameters, {"lr": lr, "momentum": momentum})
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(parameters, defaults)
         self.found_inf: Tensor | None = None  # 1 for a step that must change nothing
 
     @torch.no_grad()
@@ -64,6 +71,8 @@ class Muon(torch.optim.Optimizer):
         scale = rate if self.found_inf is None else rate * (1 - self.found_inf)
         for weight, change in zip(weights, made, strict=True):
             wide = len(weight) <= weight[0].numel()
+            if group["weight_decay"]:
+                weight.mul_(1 - scale * group["weight_decay"])
             weight.add_((change if wide else change.T).reshape(weight.shape) * scale)
 
 
