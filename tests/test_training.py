@@ -67,6 +67,16 @@ def test_the_best_weights_outlive_a_run_that_goes_wrong(
     assert best.notes["validation_psnr"] == f"{reached[0]:.3f}"
     assert f"{reached[0]:.3f} dB before: {folder / 'best.safetensors'}" in capsys.readouterr().out
 
+    more = write_config(tmp_path / "c.toml", OFF.format(steps=6), wrong, ON.format(steps=2))
+    training.run(more, data_root=root, out=folder, resume=True)
+    kept = NLRN.from_pretrained(folder / "best.safetensors")
+    assert kept.notes["steps"] == "6"  # a run that goes on does not forget it
+    (folder / "best.safetensors").unlink()
+    end = write_config(tmp_path / "c.toml", OFF.format(steps=6), wrong, *[ON.format(steps=2)] * 2)
+    training.run(end, data_root=root, out=folder, resume=True)
+    found = NLRN.from_pretrained(folder / "best.safetensors")
+    assert found.notes["steps"] == "16"  # the best of those that are left
+
 
 def test_the_first_stage_leaves_the_modules_and_the_second_the_statistics_alone(
     root: Path, tmp_path: Path

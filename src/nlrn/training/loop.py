@@ -78,6 +78,7 @@ def run(
         learning = learner.make(fresh, fabric.device, processes=fabric.world_size)
         progress = checkpoint.restore(folder, learning, config)
         progress.seen = progress.seen or _ancestry(config)  # not in older checkpoints
+        validation.best = _best_so_far(folder)
     else:
         learning = learner.make(config, fabric.device, processes=fabric.world_size)
         progress = Progress(start_from=config.start_from, seen=_ancestry(config))
@@ -95,8 +96,8 @@ def run(
             finished = progress.stage == len(config.stages)
             ending = "finished" if finished else "stopped at the end of its time, --resume goes on"
             report.say(f"{config.name}: {ending}, {progress.step} steps, results in {folder}")
-            if progress.best is not None and not progress.best - (progress.psnr or 0) < 0.01:
-                report.say(f"validation was at {progress.best:.3f} dB before: {folder / BEST}")
+            if progress.psnr is not None and validation.best > progress.psnr + 0.01:
+                report.say(f"validation was at {validation.best:.3f} dB before: {folder / BEST}")
     except OSError as error:  # a full disk, mostly
         name = error.filename or folder
         raise TrainingError(f"{name}: cannot be written ({error.strerror or error})") from error
@@ -232,8 +233,8 @@ def _validate(task: _Task, progress: Progress) -> None:
         return
     begun = time.monotonic()
     progress.psnr = task.validation.psnr(task.learning.average, task.fabric)
-    if progress.psnr > (-math.inf if progress.best is None else progress.best):
-        progress.best = progress.psnr
+    if progress.psnr > task.validation.best:
+        task.validation.best = progress.psnr
         _export(task, progress, BEST)
     task.validation.save_picture(task.folder / PICTURE)
     task.report.validation(progress.step, progress.psnr, time.monotonic() - begun)
@@ -266,6 +267,14 @@ def _export(task: _Task, progress: Progress, name: str) -> None:
     else:
         notes["sigma"] = f"{task.config.data.sigma:g}"
     learner.export(task.learning, task.config).save_pretrained(task.folder / name, notes)
+
+
+def _best_so_far(folder: Path) -> float:
+    """Of the file itself, which may be newer than the checkpoint, or gone."""
+    try:
+        return float(weights.load(folder / BEST).notes["validation_psnr"])
+    except (KeyError, ValueError):
+        return -math.inf
 
 
 def _ancestry(config: Config) -> list[str]:

@@ -21,7 +21,6 @@ class Progress:
         stage_seconds: time its steps have taken, over all interruptions.
         seconds: time of the run in all, with everything, over all interruptions.
         psnr: of the last validation.
-        best: the highest of all validations.
         start_from: the weight it began with, empty for none.
         seen: image sets that the network or one it began with was trained on.
     """
@@ -32,7 +31,6 @@ class Progress:
     stage_seconds: float = 0.0
     seconds: float = 0.0
     psnr: float | None = None
-    best: float | None = None
     start_from: str = ""
     seen: list[str] = field(default_factory=list)
 

@@ -22,9 +22,14 @@ _NOISE_SEED = 0  # the same noise in every run, so that runs can be compared
 
 
 class Validation:
-    """Degraded centre crops, and what a network makes of them."""
+    """Degraded centre crops, and what a network makes of them.
+
+    Attributes:
+        best: PSNR of the best weights that the run's folder holds.
+    """
 
     def __init__(self, config: Config, root: Path, device: torch.device) -> None:
+        self.best = -math.inf
         crops = _crops(config.data, root)
         if config.data.task == "sr":
             factors = [int(factor) for factor in config.data.factors]
