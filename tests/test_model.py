@@ -57,9 +57,41 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
     config = small(CONFIGS[name])
     model = random_network(config).train()
     model(torch.rand(2, config.in_channels, 6, 9)).square().mean().backward()
-    # A tied cell's module is not used by states without one; everything else must learn.
+    # A tied cell's module is not used by states without one; everything else must learn, but for
+    # what a softmax takes out.
     for key, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.isfinite().all(), key
+        if key.endswith("psi.bias") and AFFINITIES[config.affinity].softmax:
+            assert not parameter.requires_grad and parameter.grad is None
+        else:
+            assert parameter.grad is not None and parameter.grad.isfinite().all(), key
+
+
+def test_a_bias_that_the_softmax_takes_out_rests_at_zero(tmp_path: Path) -> None:
+    assert NonLocal2d(4, affinity="embedded_dot").psi.bias.requires_grad  # type: ignore
+    model, image = random_network(small(CONFIGS["nlrn"])), torch.rand(1, 1, 9, 14)
+    with torch.no_grad():
+        walked = dict(model.named_parameters())["cells.0.non_local.psi.bias"].normal_(std=30)
+        expected = model.double()(image.double())
+    model.float().save_pretrained(tmp_path / "walked.safetensors")
+    loaded = NLRN.from_pretrained(tmp_path / "walked.safetensors")
+    resting = {name: p for name, p in loaded.named_parameters() if not p.requires_grad}
+    assert list(resting) == ["cells.0.non_local.psi.bias"] and walked.abs().max() > 10
+    assert not resting["cells.0.non_local.psi.bias"].any()
+    torch.testing.assert_close(loaded.double()(image.double()), expected, rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_bias_that_walked_away_costs_half_precision_its_digits() -> None:
+    module, x = NonLocal2d(16, 8, 7), torch.randn(1, 16, 12, 12).bfloat16().double()
+    for layer in (module.theta, module.psi, module.g):
+        layer.weight.normal_(std=0.3)  # type: ignore[union-attr]
+    exact, _ = module.bfloat16().double()(x)
+    errors = {}
+    for walk in (0.0, 30.0):
+        module.psi.bias.fill_(walk)  # type: ignore[union-attr]
+        torch.testing.assert_close(module.double()(x)[0], exact)
+        errors[walk] = (module.bfloat16()(x.bfloat16())[0] - exact).norm() / (exact - x).norm()
+    assert errors[0.0] < 0.03 and errors[30.0] > 3 * errors[0.0]
 
 
 def test_propagation_and_module_spacing_change_the_result() -> None:

@@ -210,6 +210,21 @@ if INTERPRETED:
         finally:
             triton_layout.plan_for.cache_clear()
 
+    def test_interpreted_rows_of_whole_blocks_match_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+        """Keys of a row are one block: backward moves them through descriptors."""
+        tuning = triton_layout.HALF_LINEAR._replace(tile=16, forward=(16, 4, 2), queries=(16, 4, 2),
+                                                    keys=(16, 16, 16, 4, 2))  # fmt: skip
+        monkeypatch.setattr(triton_layout, "HALF_LINEAR", tuning)
+        monkeypatch.setattr(triton_layout, "LINEAR_ADVANTAGE", 9.0)
+        triton_layout.plan_for.cache_clear()
+        try:
+            for width in (16, 32):
+                plan = triton_layout.plan_for(7, width, 5, False, 16, 16, F16)
+                assert plan.linear and not plan.full
+                assert_parity(Case(2, 16, 16, 7, width, 5, "mask", F16, True))
+        finally:
+            triton_layout.plan_for.cache_clear()
+
     @pytest.mark.parametrize(
         "case",
         [

@@ -170,6 +170,19 @@ class NonLocal2d(nn.Module):
                 _xavier(embedding)
         nn.init.zeros_(self.g.weight)
         nn.init.zeros_(self.g.bias)  # type: ignore[arg-type]
+        self.rest_psi_bias()
+
+    @torch.no_grad()
+    def rest_psi_bias(self) -> None:
+        """Sets psi's bias to zero and keeps it from learning where it cannot mean anything.
+
+        It adds the same to all scores of a pixel, which the softmax takes out. Its gradient is the
+        noise of rounding; Adam makes a walk of full steps of that, and the scores move so far from
+        zero that half precision can no longer tell them apart.
+        """
+        if self.psi is not None and AFFINITIES[self.affinity].softmax:
+            assert self.psi.bias is not None
+            self.psi.bias.requires_grad_(False).zero_()
 
     def forward(
         self, x: Tensor, prior: Correlation | Tensor | None = None
@@ -315,7 +328,10 @@ class NLRN(nn.Module):
         except RuntimeError as error:
             first_line = " ".join(str(error).split())[:200]
             raise weights.WeightsError(f"{name_or_path}: {first_line}") from error
-        return model.requires_grad_().eval()
+        for module in model.requires_grad_().modules():
+            if isinstance(module, NonLocal2d):
+                module.rest_psi_bias()
+        return model.eval()
 
     def save_pretrained(self, path: str | Path, notes: dict[str, str] | None = None) -> None:
         """Writes weights, config and notes into one safetensors file."""

@@ -351,7 +351,8 @@ def backward_keys_kernel(
 
     All matrices are held transposed, [keys, queries], so that the weights leave one matrix product
     in the layout that the next one takes. d_next is the gradient that later states send to the
-    scores. With TMA (only FULL), theta, d_out, scores, d_next and d_scores are descriptors.
+    scores. With TMA, theta, d_out, scores, d_next and d_scores are descriptors; no block of keys
+    may stick out of a line of slots.
     """
     block = tl.program_id(0)
     batch = tl.program_id(1)

@@ -230,11 +230,12 @@ def launch_backward_keys(
         blocks = -(-plan.key_height * plan.key_width // keys)
     else:
         blocks = -(-plan.key_height // (keys // keys_w)) * -(-plan.key_width // keys_w)
-    # Only where no region sticks out of the stored lines: blocks that begin before a line stopped
-    # an H200 with an illegal instruction.
+    # Only where no block of keys sticks out of the stored lines: of those that see every key, and
+    # of whole rows that are cut into whole blocks. Blocks that begin before a line stopped an H200
+    # with an illegal instruction.
     tma = (
         tuning.tma_operands
-        and plan.full
+        and (plan.full or (plan.linear and plan.key_width % keys == 0))
         and (block_d, block_c) == (embed, channels)
         and _has_descriptors(theta.device)
     )

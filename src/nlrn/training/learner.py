@@ -56,7 +56,7 @@ def _optimizers(
     cuda = device.type == "cuda"
     # On a GPU the rate is a tensor, so that a recorded step can be replayed with another one.
     rate = torch.zeros((), device=device) if cuda else 0.0
-    parameters = list(model.parameters())
+    parameters = [p for p in model.parameters() if p.requires_grad]
     if config.optimizer.method == "adam":
         return (torch.optim.Adam(parameters, lr=rate, fused=cuda, capturable=cuda),)
     # The convolutions from and to the image are filters, not matrices of channels.
