@@ -170,19 +170,12 @@ class NonLocal2d(nn.Module):
                 _xavier(embedding)
         nn.init.zeros_(self.g.weight)
         nn.init.zeros_(self.g.bias)  # type: ignore[arg-type]
-        self.rest_psi_bias()
-
-    @torch.no_grad()
-    def rest_psi_bias(self) -> None:
-        """Sets psi's bias to zero and keeps it from learning where it cannot mean anything.
-
-        It adds the same to all scores of a pixel, which the softmax takes out. Its gradient is the
-        noise of rounding; Adam makes a walk of full steps of that, and the scores move so far from
-        zero that half precision can no longer tell them apart.
-        """
-        if self.psi is not None and AFFINITIES[self.affinity].softmax:
-            assert self.psi.bias is not None
-            self.psi.bias.requires_grad_(False).zero_()
+        if self.psi is not None and AFFINITIES[affinity].softmax:
+            # It would add the same to all scores of a pixel, which the softmax takes out. Its
+            # gradient is the noise of rounding; Adam makes a walk of full steps of that, and the
+            # scores move so far from zero that half precision cannot tell them apart.
+            nn.init.zeros_(self.psi.bias).requires_grad_(False)  # type: ignore[arg-type]
+            self.register_load_state_dict_post_hook(_rest_psi_bias)
 
     def forward(
         self, x: Tensor, prior: Correlation | Tensor | None = None
@@ -202,6 +195,11 @@ class NonLocal2d(nn.Module):
             keep_correlation=self.keep_correlation,
         )
         return x + out, correlation
+
+
+def _rest_psi_bias(module: nn.Module, _: Any) -> None:
+    """Of weights that let it walk: zero is the same function."""
+    nn.init.zeros_(module.psi.bias)  # type: ignore[union-attr, arg-type]
 
 
 class StateNorms(nn.Module):
@@ -328,9 +326,6 @@ class NLRN(nn.Module):
         except RuntimeError as error:
             first_line = " ".join(str(error).split())[:200]
             raise weights.WeightsError(f"{name_or_path}: {first_line}") from error
-        for module in model.requires_grad_().modules():
-            if isinstance(module, NonLocal2d):
-                module.rest_psi_bias()
         return model.eval()
 
     def save_pretrained(self, path: str | Path, notes: dict[str, str] | None = None) -> None:
