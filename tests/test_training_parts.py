@@ -19,7 +19,7 @@ from nlrn.degrade import imresize, mod_crop
 from nlrn.model import NLRN, NLRNConfig, random_network
 from nlrn.ops import neighborhood_attention
 from nlrn.training import learner, tied
-from nlrn.training.batches import Patches
+from nlrn.training.batches import Patches, repetition
 from nlrn.training.config import OPTIMIZERS, Config, Data, Machine, Optimizer, Stage, TrainingError
 from nlrn.training.dense import DenseAttention
 from nlrn.training.report import read_metrics
@@ -95,6 +95,51 @@ def test_noise_has_its_sigma_and_is_not_clipped() -> None:
     noise = (noisy - clean) * 255
     assert abs(float(noise.std()) - 30) < 0.7 and abs(float(noise.mean())) < 0.7
     assert noisy.max() > 1.2
+
+
+def test_repetition_is_the_mean_squared_correlation_over_the_shifts() -> None:
+    patch = torch.rand(20, 20, dtype=torch.float64)
+    detail = torch.empty_like(patch)
+    for y in range(20):
+        for x in range(20):
+            near = patch[max(0, y - 4) : y + 5, max(0, x - 4) : x + 5]
+            detail[y, x] = patch[y, x] - near.mean()
+    squares = []
+    for down in range(-10, 11):
+        for right in range(-10, 11):
+            if max(abs(down), abs(right)) < 5:
+                continue
+            one = detail[max(0, down) : 20 + min(0, down), max(0, right) : 20 + min(0, right)]
+            two = detail[max(0, -down) : 20 - max(0, down), max(0, -right) : 20 - max(0, right)]
+            energy = (one.square() + two.square()).sum() / 2 + 0.02**2 * one.numel()
+            squares.append(max(0.0, float((one * two).sum() / energy)) ** 2)
+    expected = torch.tensor([sum(squares) / len(squares)], dtype=torch.float64)
+    torch.testing.assert_close(repetition(patch[None]), expected)
+
+
+def test_repetition_finds_grids_and_neither_noise_nor_plain_areas() -> None:
+    y, x = torch.meshgrid(torch.arange(64), torch.arange(64), indexing="ij")
+    grid = ((y % 12 < 3) | (x % 10 < 3)).float()
+    edge, flat = (x < 30).float(), torch.full((64, 64), 0.5)
+    noise = torch.rand(64, 64, generator=torch.Generator().manual_seed(0))
+    of_grid, of_edge, of_noise, of_flat = repetition(torch.stack([grid, edge, noise, flat]))
+    assert of_grid > 3 * of_edge > 100 * of_noise and of_flat == 0
+
+
+def test_a_share_of_the_patches_is_the_most_repeating_of_eight() -> None:
+    rng = np.random.default_rng(0)
+    tile = rng.integers(0, 256, (9, 9), dtype=np.uint8)
+    noise = [rng.integers(0, 256, (40, 40), dtype=np.uint8) for _ in range(5)]
+    images = [np.tile(tile, (5, 5)), *noise]  # every sixth patch repeats itself
+    patches = Patches(images, CPU, Data(sigma=25, repeating=0.25), seed=0)
+    _, clean = patches.batch(3, 400, 32)
+    repeats = repetition(clean[:, 0]) > 0.01
+    assert 0.72 < repeats[:100].float().mean() < 0.82  # 1 - (5/6)**8 is 0.77
+    assert 0.10 < repeats[100:].float().mean() < 0.23
+    shares = [patches.batch(3, 400, 32, slice(n, n + 50))[0] for n in range(0, 400, 50)]
+    assert torch.equal(torch.cat(shares), patches.batch(3, 400, 32)[0])
+    with pytest.raises(TrainingError, match=r"repeating must be in \[0, 1\], got -1"):
+        Data(repeating=-1)
 
 
 def test_images_without_room_for_a_patch_are_left_out() -> None:

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nlrn.data import Gray
 from nlrn.degrade import enlarged_matrix, mod_crop
 from nlrn.training.config import Data, TrainingError
+
+_CANDIDATES = 8  # of which the one that repeats itself most is taken
 
 
 class Patches:
@@ -33,6 +36,7 @@ class Patches:
         self, images: Sequence[Gray], device: torch.device, data: Data, *, seed: int
     ) -> None:
         self.sigma, self.seed, self.full_range = data.sigma, seed, data.full_range
+        self.repeating = data.repeating
         self._degraded: Tensor | None = None
         if data.task == "sr":
             pairs = [low_resolution(i, int(f), device) for f in data.factors for i in images
@@ -75,18 +79,32 @@ class Patches:
 
     def _make(self, step: int, size: int, patch: int, share: slice) -> tuple[Tensor, Tensor]:
         self._generator.manual_seed(_seed_of(self.seed, step))
-        draws = torch.rand(6, size, generator=self._generator, device=self._device)[:, share]
+        draws = self._uniform(6, size)[:, share]
+        others = self._uniform(_CANDIDATES - 1, 6, round(self.repeating * size))[..., share]
+        if others.numel():
+            draws = self._most_repeating(draws, others, patch)
         place = self._place(draws, patch)
         clean = (self._pixels[place].float() / 255).unsqueeze(1)
         if self._degraded is not None:
-            draw = torch.rand(size, generator=self._generator, device=self._device)[share]
-            stretch = draw.view(-1, 1, 1, 1) < self.full_range
+            stretch = self._uniform(size, 1, 1, 1)[share] < self.full_range
             low = self._degraded[place].float().unsqueeze(1)
             low, clean = (torch.where(stretch, (x * 255 - 16) / 219, x) for x in (low, clean))
             return low, clean
         shape = (size, 1, patch, patch)
         noise = torch.randn(shape, generator=self._generator, device=self._device)[share]
         return clean + noise * (self.sigma / 255), clean
+
+    def _uniform(self, *shape: int) -> Tensor:
+        return torch.rand(shape, generator=self._generator, device=self._device)
+
+    def _most_repeating(self, draws: Tensor, others: Tensor, patch: int) -> Tensor:
+        """The draws [6, b], the first n of them the best of themselves and the others [k, 6, n]."""
+        n = others.shape[-1]
+        candidates = torch.cat([draws[None, :, :n], others])  # k 6 n
+        place = self._place(candidates.transpose(0, 1).flatten(1), patch)
+        scores = repetition(self._pixels[place].float() / 255).view(-1, n)
+        best = candidates[scores.argmax(0), :, torch.arange(n, device=self._device)]  # n 6
+        return torch.cat([best.T, draws[:, n:]], 1)
 
     def _place(self, draws: Tensor, patch: int) -> Tensor:
         """Where in `_pixels` the patches lie that the numbers in [0, 1) choose [b, patch, patch].
@@ -123,6 +141,31 @@ def low_resolution(image: Gray, factor: int, device: torch.device) -> tuple[Gray
     clean = np.array(mod_crop(image, factor))
     rows, columns = (_enlarged(side, factor, device) for side in clean.shape)
     return clean, rows @ (torch.from_numpy(clean).to(device).float() / 255) @ columns.T
+
+
+def repetition(patches: Tensor) -> Tensor:
+    """How much of each patch [n, P, P] in [0, 1] looks like other parts of it [n].
+
+    The mean of the squared correlation, where it is positive, of the patch's detail with itself
+    over all shifts between 8 pixels (closer by, every image resembles itself) and half the patch:
+    0 for noise, 1 where everything is alike. Detail is what differs from the mean of 9 x 9 pixels;
+    what is weaker than 0.02 hardly counts.
+    """
+    side = patches.shape[-1]
+    near = min(8, side // 4)
+    images = patches.unsqueeze(1)
+    detail = images - F.avg_pool2d(images, 9, stride=1, padding=4, count_include_pad=False)
+    size = (2 * side, 2 * side)  # with room for all shifts, so that nothing wraps around
+    spectrum, ones = torch.fft.rfft2(detail, size), torch.fft.rfft2(torch.ones_like(detail), size)
+    product = torch.fft.irfft2(spectrum * spectrum.conj(), size)
+    energy = torch.fft.irfft2(torch.fft.rfft2(detail.square() + 0.02**2, size) * ones.conj(), size)
+    shift = torch.fft.fftfreq(2 * side, 1 / (2 * side), device=patches.device)
+    reach = torch.maximum(shift.abs().view(-1, 1), shift.abs())
+    counted = (reach >= near) & (reach <= side // 2)
+    # A shift and its opposite compare the same pixels, one energy is of either end.
+    other = energy.flip(2, 3).roll((1, 1), (2, 3))
+    alike = (product / (0.5 * (energy + other)).clamp(min=1e-6)).clamp(min=0)
+    return (alike.square() * counted).sum((1, 2, 3)) / counted.sum()
 
 
 @functools.lru_cache(maxsize=1024)

@@ -52,6 +52,8 @@ class Data:
         full_range: share of the patches for "sr" whose luminance, 16..235, is stretched to 0..255,
             the range of the gray images that users have.
         scales: sizes at which every training image is used.
+        repeating: share of the patches that are, of eight drawn at random, the one that repeats
+            itself most: what only a non-local module can make use of is rare in photographs.
         crop: side of the centre crops that validation restores.
         validation_images: how many images validation takes, the first ones that are large enough.
     """
@@ -63,6 +65,7 @@ class Data:
     factors: tuple[int, ...] = (2, 3, 4)
     full_range: float = 0.0
     scales: tuple[float, ...] = (1.0, 0.9, 0.8, 0.7)
+    repeating: float = 0.0
     crop: int = 128
     validation_images: int = 32
 
@@ -75,6 +78,8 @@ class Data:
             raise TrainingError(f"factors must be whole numbers of 2..8, got {list(self.factors)}")
         if not 0 <= self.full_range <= 1:
             raise TrainingError(f"full_range must be in [0, 1], got {self.full_range}")
+        if not 0 <= self.repeating <= 1:
+            raise TrainingError(f"repeating must be in [0, 1], got {self.repeating}")
         if not self.scales or not all(0 < scale <= 1 for scale in self.scales):
             raise TrainingError(f"scales must be in (0, 1], got {list(self.scales)}")
 
