@@ -87,9 +87,10 @@ def test_checkpoint_nothing_to_resume_is_one_line(
     [
         ("channels = 4", "channels = 5", r"\[model\]"),
         ("[data]", "[optimizer]\nmethod = 'muon'\n[data]", r"\[optimizer\] method"),
+        ("[data]", "[data]\nrepeating = 0.5", r"\[data\] repeating"),
     ],
 )
-def test_checkpoint_of_another_model_or_optimizer_is_refused(
+def test_checkpoint_of_another_model_optimizer_or_data_is_refused(
     old: str,
     new: str,
     what: str,

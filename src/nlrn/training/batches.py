@@ -156,7 +156,7 @@ def repetition(patches: Tensor) -> Tensor:
     images = patches.unsqueeze(1)
     detail = images - F.avg_pool2d(images, 9, stride=1, padding=4, count_include_pad=False)
     size = (2 * side, 2 * side)  # with room for all shifts, so that nothing wraps around
-    spectrum, ones = torch.fft.rfft2(detail, size), torch.fft.rfft2(torch.ones_like(detail), size)
+    spectrum, ones = (torch.fft.rfft2(x, size) for x in (detail, torch.ones_like(detail[:1])))
     product = torch.fft.irfft2(spectrum * spectrum.conj(), size)
     energy = torch.fft.irfft2(torch.fft.rfft2(detail.square() + 0.02**2, size) * ones.conj(), size)
     shift = torch.fft.fftfreq(2 * side, 1 / (2 * side), device=patches.device)

@@ -142,8 +142,10 @@ def _digest(tensors: dict[str, Tensor]) -> str:
 def _check_config(path: Path, stored: dict[str, Any], config: Config) -> None:
     """Stages and the machine may change between two runs; the rest may not."""
     given = json.loads(json.dumps(config.to_dict()))
-    data = ("train", "task", "sigma", "factors", "scales")
-    stored["optimizer"] = {"method": "adam"} | stored.get("optimizer", {})  # older ones
+    data = ("train", "task", "sigma", "factors", "full_range", "scales", "repeating")
+    # What checkpoints from before these keys were made with.
+    stored["optimizer"] = {"method": "adam"} | stored.get("optimizer", {})
+    stored["data"] = {"full_range": 0.0, "repeating": 0.0} | stored["data"]
     parts = [("model", None), ("seed", None), ("optimizer", "method"), *(("data", p) for p in data)]
     for key, part in parts:
         was, now = stored.get(key), given[key]
