@@ -245,6 +245,25 @@ def test_what_is_there_is_not_computed_again(small_root: Path, tmp_path: Path) -
     assert run.run(cells, tmp_path) == second  # both seeds are kept
 
 
+def test_parts_make_up_the_whole(small_root: Path, tmp_path: Path) -> None:
+    def rows(part: tuple[int, int], folder: str) -> list[run.Row]:
+        cells, _ = run.plan(
+            DENOISE, small_root, Setting(), sets=["Set12"], wanted=["noisy"], part=part
+        )
+        return run.run(cells, tmp_path / folder)
+
+    first, second = rows((1, 2), "first"), rows((2, 2), "second")
+    assert {row.image for row in first} == {"0", "2"}
+    assert {row.image for row in second} == {"1"}
+    whole = rows((1, 1), "whole")
+    joined = run.read_rows([*tmp_path.glob("first/*.json"), *tmp_path.glob("second/*.json")])
+    assert {row.key: row.psnr for row in joined} == {row.key: row.psnr for row in whole}
+    (small_root / "set12" / "1.png").unlink()  # one machine need not have what the other has
+    assert [row.psnr for row in rows((1, 2), "again")] == [row.psnr for row in first]
+    with pytest.raises(data.DataError, match=r"1\.png is missing; Set12 needs 1 images there"):
+        rows((2, 2), "again")
+
+
 def test_tables_share_rows(small_root: Path, tmp_path: Path) -> None:
     cells, _ = run.plan(DENOISE, small_root, Setting(), sets=["Set12"], wanted=["noisy"])
     rows = run.run(cells, tmp_path)
@@ -288,6 +307,9 @@ def test_choices_are_checked(small_root: Path, monkeypatch: pytest.MonkeyPatch) 
         plan(wanted=["magic"])
     with pytest.raises(ValueError, match="limit must be 1 or more, got 0"):
         plan(limit=0)
+    for part in ((0, 2), (3, 2), (-1, 1)):
+        with pytest.raises(ValueError, match="part must be one of 1/n to n/n, got"):
+            plan(part=part)
     with pytest.raises(ValueError, match="bsd68: no such folder; BSD68 needs"):
         plan(sets=["BSD68"])
     monkeypatch.setattr(weights, "manifest", dict)
@@ -478,6 +500,8 @@ def test_a_table_without_its_weight_gets_one_line(
         (["sr", "--sets", "Set6"], "sr has no set 'Set6'"),
         (["sr", "--levels", "two"], "levels must be whole numbers such as 15,25, got 'two'"),
         (["sr", "--protocol", "half"], "protocol must be one of"),
+        (["sr", "--part", "half"], "part must be such as 1/2, got 'half'"),
+        (["sr", "--part", "3/2"], "part must be one of 1/n to n/n, got 3/2"),
         (["sr", "--data", "nowhere"], "nowhere: the data root is not a folder"),
         (["sr", "--json", "nowhere/x.json"], "nowhere/x.json: its folder does not exist"),
         (["--merge", "nowhere.json"], "nowhere.json: No such file or directory"),

@@ -132,19 +132,26 @@ def published(name: str) -> list[tuple[str, str]]:
     return [(folder, file) for folder, file in found if _is_of(name, file)]
 
 
-def image_files(name: str, root: str | Path) -> list[Path]:
+def image_files(name: str, root: str | Path, *, part: tuple[int, int] = (1, 1)) -> list[Path]:
     """The published image files of a set, sorted by folder and name.
 
     Other files in the folders are passed over. The content is checked by `read_image`.
+
+    Args:
+        name: of the set.
+        root: the data root.
+        part: (k, n) for every n-th image from the k-th on; the others need not be there.
 
     Raises:
         DataError: if the name is unknown, or an image is missing.
     """
     name = set_name(name)
+    first, every = part
+    chosen = published(name)[first - 1 :: every]
     found: list[Path] = []
     for folder in SETS[name]:
         path = Path(root) / folder
-        wanted = [file for where, file in published(name) if where == folder]
+        wanted = [file for where, file in chosen if where == folder]
         if lacking := [file for file in wanted if not (path / file).is_file()]:
             raise DataError(f"{_missing(path, lacking)}; {name} needs {len(wanted)} images there")
         found += [path / file for file in wanted]

@@ -106,6 +106,7 @@ def plan(
     levels: Sequence[int] | None = None,
     wanted: Sequence[str] | None = None,
     limit: int | None = None,
+    part: tuple[int, int] = (1, 1),
 ) -> tuple[list[Cell], list[str]]:
     """The cells to run, and a line for each method that cannot run here.
 
@@ -117,17 +118,20 @@ def plan(
         levels: part of its levels.
         wanted: methods; None for those that the table names.
         limit: the first images of each set only.
+        part: (k, n) for every n-th image of each set from the k-th on, as one of n machines.
 
     Raises:
         ValueError: if a choice is not in the table, or no method that was asked for can run.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be 1 or more, got {limit}")
+    if not 1 <= part[0] <= part[1]:
+        raise ValueError(f"part must be one of 1/n to n/n, got {part[0]}/{part[1]}")
     known = methods.names(table)
     chosen = _choose("method", wanted, known, table) if wanted is not None else table.methods
     cells, notes = [], []
     for image_set in _choose("set", sets, table.sets, table):
-        files = tuple(data.image_files(image_set, root)[:limit])
+        files = tuple(data.image_files(image_set, root, part=part)[:limit])
         for level in _choose("level", levels, table.levels, table):
             for method in chosen:
                 try:

@@ -111,6 +111,9 @@ def bench(
         str | None, typer.Option(help="Methods: NLM,BM3D,WNNM,LSSC,NLRN; a wrong one lists all.")
     ] = None,
     limit: Annotated[int | None, typer.Option(help="The first N images of each set only.")] = None,
+    part: Annotated[
+        str, typer.Option(help="2/3: every third image from the second on; see --merge.")
+    ] = "1/1",
     protocol: Annotated[
         str, typer.Option(help="Networks on the whole image, or overlap: averaged patches.")
     ] = "whole",
@@ -141,8 +144,8 @@ def bench(
 ) -> None:
     """A table of the paper with our figures beside the printed ones.
 
-    Rows are kept image by image: a run that was stopped goes on where it was. Files of rows from
-    several machines are joined by nlrn bench --merge rows/*.json.
+    Rows are kept image by image: a run that was stopped goes on where it was. Of several machines
+    each can take a --part of the images; nlrn bench --merge rows/*.json joins their rows.
     """
     with errors_in_one_line():
         from pathlib import Path
@@ -158,7 +161,7 @@ def bench(
         elif names and len(names) == 1:
             setting = (protocol, dtype, device, weight)
             found = _run_table(
-                names[0], setting, sets, levels, methods, limit, seed, data, Path(rows)
+                names[0], setting, sets, levels, methods, limit, part, seed, data, Path(rows)
             )
         elif names or not write_docs:
             raise ValueError("give one TABLE, or --merge FILES, or --write-docs")
@@ -184,6 +187,7 @@ def _run_table(
     levels: str | None,
     wanted: str | None,
     limit: int | None,
+    part: str,
     seed: int,
     root: str | None,
     folder: Path,
@@ -207,6 +211,7 @@ def _run_table(
         levels=numbers,
         wanted=None if wanted is None else wanted.split(","),
         limit=limit,
+        part=_part(part),
     )
     for note in notes:
         typer.echo(f"left out: {note}", err=True)
@@ -220,6 +225,14 @@ def _run_table(
             progress.update(bar, description=label, completed=done, total=total)
 
         return runs.run(cells, folder, seed=seed, on_image=on_image)
+
+
+def _part(text: str) -> tuple[int, int]:
+    first, _, count = text.partition("/")
+    try:
+        return int(first), int(count)
+    except ValueError:
+        raise ValueError(f"part must be such as 1/2, got {text!r}") from None
 
 
 def _level(text: str) -> int:
