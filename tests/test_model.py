@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from nlrn import weights
 from nlrn.folded import FoldedNLRN
-from nlrn.model import CONFIGS, NLRN, NLRNConfig, NonLocal2d, random_network
-from nlrn.ops import AFFINITIES
+from nlrn.model import CONFIGS, NLRN, NLRNConfig, NonLocal2d, NonLocalBlock2d, random_network
+from nlrn.ops import AFFINITIES, neighborhood_attention
 
 
 def small(config: NLRNConfig) -> NLRNConfig:
@@ -126,6 +128,47 @@ def test_inserted_module_leaves_a_trained_network_bit_equal(affinity: str) -> No
         features, correlation = module(network[1](network[0](image)))
         assert torch.equal(network[2](features), network(image))
     assert correlation is not None and correlation.scores().shape == (1, 13, 9, 25)
+
+
+def test_the_block_is_the_module_without_its_correlation() -> None:
+    block = NonLocalBlock2d(6, embed=3, window=7, border="circular")
+    nn.init.normal_(block.g.weight)
+    module = NonLocal2d(6, embed=3, window=7, border="circular")
+    module.load_state_dict(block.state_dict())
+    first = nn.Conv2d(2, 6, 3)
+    image = torch.rand(1, 2, 14, 15)
+    torch.testing.assert_close(nn.Sequential(first, block)(image), module(first(image))[0])
+
+
+@pytest.mark.parametrize("window", [9, 11])  # tables of indices that no other test has made
+def test_tracing_leaves_nothing_behind(window: int) -> None:
+    block = NonLocalBlock2d(4, embed=3, window=window).eval()
+    nn.init.normal_(block.g.weight)
+    x = torch.rand(1, 4, 13, 10)
+    if window == 9:
+        with torch.no_grad():
+            traced = torch.export.export(block, (x,)).module()
+            torch.testing.assert_close(traced(x), block(x))
+    else:
+        with FakeTensorMode():
+            assert NonLocalBlock2d(4, embed=3, window=window)(torch.rand(x.shape)).shape == x.shape
+    block.operator = partial(neighborhood_attention, backend="reference")
+    expected = block(x)
+    block.operator = neighborhood_attention
+    torch.testing.assert_close(block(x), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # its own
+def test_one_graph_for_the_compiler() -> None:
+    block = NonLocalBlock2d(4, embed=3, window=7)
+    nn.init.normal_(block.g.weight)
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    grads = []
+    for module in (block, compiled):
+        x = torch.rand(1, 4, 13, 10, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        module(x).square().sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(grads[1], grads[0])
 
 
 def test_module_takes_any_size_and_a_prior() -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nlrn.explain import explain
     from nlrn.inference import restore
-    from nlrn.model import NLRN, NLRNConfig, NonLocal2d
+    from nlrn.model import NLRN, NLRNConfig, NonLocal2d, NonLocalBlock2d
     from nlrn.noise import estimate_sigma
     from nlrn.tasks import Settings, denoise
     from nlrn.upscaling import upscale
@@ -16,6 +16,7 @@ __all__ = [
     "NLRN",
     "NLRNConfig",
     "NonLocal2d",
+    "NonLocalBlock2d",
     "Settings",
     "denoise",
     "estimate_sigma",
@@ -29,6 +30,7 @@ _HOME = {
     "NLRN": "model",
     "NLRNConfig": "model",
     "NonLocal2d": "model",
+    "NonLocalBlock2d": "model",
     "Settings": "tasks",
     "denoise": "tasks",
     "upscale": "upscaling",

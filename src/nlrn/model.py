@@ -197,6 +197,37 @@ class NonLocal2d(nn.Module):
         return x + out, correlation
 
 
+class NonLocalBlock2d(NonLocal2d):
+    """`NonLocal2d` where no correlation is handed on: a tensor in, a tensor out.
+
+    So it can stand in `nn.Sequential` and wherever else a convolution could.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        embed: int = 64,
+        window: int = 45,
+        *,
+        affinity: str = "embedded_gaussian",
+        border: str = "mask",
+        bandwidth: float = 10.0,
+    ) -> None:
+        super().__init__(
+            channels,
+            embed,
+            window,
+            affinity=affinity,
+            border=border,
+            bandwidth=bandwidth,
+            keep_correlation=False,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """Features [B, C, H, W] -> features alike."""
+        return super().forward(x)[0]
+
+
 def _rest_psi_bias(module: nn.Module, _: Any) -> None:
     """Of weights that let it walk: zero is the same function."""
     nn.init.zeros_(module.psi.bias)  # type: ignore[union-attr, arg-type]

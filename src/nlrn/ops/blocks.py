@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import wraps
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch import Tensor
 from nlrn.ops.correlation import Correlation
 
 BLOCK = 8  # queries per side of a block; measured on CPUs: 4 and 16 are slower at window 45
+MOST_KEPT = 16  # windows and devices whose tables of indices stay in memory
 
 
 @dataclass(frozen=True)
@@ -24,19 +26,19 @@ class Geometry:
     window: int
     circular: bool
 
-    @cached_property
+    @property
     def radius(self) -> int:
         return self.window // 2
 
-    @cached_property
+    @property
     def rows(self) -> int:
         return -(-self.height // BLOCK)
 
-    @cached_property
+    @property
     def cols(self) -> int:
         return -(-self.width // BLOCK)
 
-    @cached_property
+    @property
     def region(self) -> int:
         """Side of the square of keys that a block can see."""
         return BLOCK + 2 * self.radius
@@ -118,7 +120,27 @@ class Geometry:
         return outside.repeat(images, 1)
 
 
-@lru_cache(maxsize=16)
+def _kept(make: Callable[[int, torch.device], Tensor]) -> Callable[[int, torch.device], Tensor]:
+    """Computes each tensor once; a tracer's stand-in for a tensor is not kept."""
+    kept: dict[tuple[int, torch.device], Tensor] = {}
+
+    @wraps(make)
+    def constant(window: int, device: torch.device) -> Tensor:
+        if torch.compiler.is_compiling():
+            return make(window, device)
+        if (window, device) in kept:
+            return kept[window, device]
+        made = make(window, device)
+        if type(made) is Tensor:
+            if len(kept) == MOST_KEPT:
+                kept.clear()
+            kept[window, device] = made
+        return made
+
+    return constant
+
+
+@_kept
 def key_of_offset(window: int, device: torch.device) -> Tensor:
     """Index of the key in the block's region [BLOCK**2, window**2] for each query and offset."""
     region = BLOCK + window - 1
@@ -129,7 +151,7 @@ def key_of_offset(window: int, device: torch.device) -> Tensor:
         return (y * region + x).reshape(BLOCK**2, window**2)
 
 
-@lru_cache(maxsize=16)
+@_kept
 def in_window(window: int, device: torch.device) -> Tensor:
     """Which keys of the region are in the window of each query [BLOCK**2, region**2], bool."""
     with torch.inference_mode(False):  # likewise

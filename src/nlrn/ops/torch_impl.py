@@ -109,7 +109,7 @@ def _chunks(geometry: Geometry, like: Tensor, bytes_per_block: int, workspace: i
     """
     limit = max(1, workspace // bytes_per_block)
     if like.device.type == "cpu":
-        limit = min(limit, max(8, torch.get_num_threads()))
+        limit = min(limit, max(8, _threads()))
     cols, chunks = geometry.cols, []
     images, width = max(1, min(geometry.batch, limit // cols)), min(cols, limit)
     for row in range(geometry.rows):
@@ -120,6 +120,11 @@ def _chunks(geometry: Geometry, like: Tensor, bytes_per_block: int, workspace: i
                 blocks = slice(b * cols + first, (end - 1) * cols + last)
                 chunks.append(_Chunk(row, slice(b, end), first, last, blocks))
     return chunks
+
+
+@torch.compiler.assume_constant_result  # what the compiler cannot look into
+def _threads() -> int:
+    return torch.get_num_threads()
 
 
 def _gather(padded: Tensor, geometry: Geometry, chunk: _Chunk, out: Tensor) -> Tensor:
