@@ -263,11 +263,12 @@ class _Attend(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_scores: Tensor | None) -> tuple[Any, ...]:
         theta, psi, g, scores = ctx.saved_tensors
+        kept = scores.numel() > 0
         grads = _backward(
             theta, psi, g,
-            scores if scores.numel() else None,
+            scores if kept else None,
             torch.zeros_like(g) if d_out is None else d_out,
-            d_scores, ctx.geometry, ctx.softmax, ctx.workspace, ctx.needs_input_grad[3],
+            d_scores if kept else None, ctx.geometry, ctx.softmax, ctx.workspace, ctx.needs_input_grad[3],
         )  # fmt: skip
         return (*grads, None, None, None, None)
 
