@@ -115,6 +115,55 @@ def test_results_of_an_earlier_run_are_not_denoised_again(tmp_path: Path, model:
     assert names(tmp_path) == ["a.png", "a_denoised.png"]
 
 
+def test_a_folder_of_results_inside_the_input_is_no_input(tmp_path: Path, model: str) -> None:
+    picture(tmp_path / "a.png")
+    picture(tmp_path / "sub" / "b.png")
+    options = ("--model", model, "--sigma", 20, "--skip-existing", "-r")
+    for _ in range(2):
+        for source in (tmp_path, tmp_path / "**" / "*.png"):
+            assert nlrn("denoise", source, *options, "-o", tmp_path / "clean").exit_code == 0
+    assert names(tmp_path) == ["a.png", "clean/a.png", "clean/sub/b.png", "sub/b.png"]
+
+
+def test_an_empty_name_is_not_the_present_folder(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    picture(tmp_path / "a.png")
+    for command in ("denoise", "upscale"):
+        options = ("--sigma", 20) if command == "denoise" else ("--scale", 2)
+        assert_one_clear_line(nlrn(command, "", *options), "the name of the input is empty")
+        result = nlrn(command, "a.png", *options, "-o", "")
+        assert_one_clear_line(result, "the name of the output is empty")
+    assert names(tmp_path) == ["a.png"]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_interruption_tells_what_is_done(
+    as_json: bool, tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.png", "b.png", "c.png", "d.png"):
+        picture(tmp_path / name)
+    (tmp_path / "a.png").write_text("broken")
+    read = images.read
+
+    def interrupted(path: str | Path) -> images.Image:
+        if Path(path).name == "c.png":
+            raise KeyboardInterrupt
+        return read(path)
+
+    monkeypatch.setattr(images, "read", interrupted)
+    result = nlrn("denoise", tmp_path, "--model", model, "--sigma", 20, *["--json"] * as_json)
+    assert result.exit_code == 130
+    assert "1 of 2 files failed" in result.stderr and "a.png" in result.stderr
+    assert result.stderr.endswith("interrupted: 2 of 4 files left\n")
+    if as_json:
+        report = json.loads(result.stdout)
+        assert [Path(fact["input"]).name for fact in report["done"]] == ["b.png"]
+    else:
+        assert "b_denoised.png (sigma 20" in result.stdout
+
+
 def test_two_inputs_for_one_output_are_refused(tmp_path: Path, model: str) -> None:
     first, second = picture(tmp_path / "x" / "a.png"), picture(tmp_path / "y" / "a.png")
     result = nlrn("denoise", first, second, "--model", model, "-o", tmp_path / "out")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +123,32 @@ def test_a_killed_run_resumes_to_the_same_bits(method: str, root: Path, tmp_path
     killed = training.run(config, data_root=root, out=tmp_path / "killed", resume=True)
     assert_same(tensors_of(killed), tensors_of(whole))
     assert losses_of(killed) == losses_of(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_loses_nothing(number: int, root: Path, tmp_path: Path) -> None:
+    # The next line of metrics, and the next checkpoint, would be far away.
+    stage = OFF + "\nschedule = 'constant'"
+    config = write_config(tmp_path / "c.toml", stage.format(steps=100_000), log_every=1000)
+    process = start(config, "--data", root, "--out", tmp_path / "out")
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not any(entry["step"] >= 1000 for entry in read_metrics(metrics)):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(number)
+    said, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted, --resume goes on" in said
+    assert errors == "stopping after this step; once more stops at once, without saving\n"
+    stopped_at = read_metrics(metrics)[-1]["step"]
+    _, metadata = checkpoint.read(tmp_path / "out" / checkpoint.NAME)
+    assert json.loads(metadata["progress"])["step"] == stopped_at > 1000
+
+    write_config(tmp_path / "c.toml", stage.format(steps=stopped_at + 7), log_every=1000)
+    whole = training.run(tmp_path / "c.toml", data_root=root, out=tmp_path / "whole")
+    resumed = training.run(tmp_path / "c.toml", data_root=root, out=tmp_path / "out", resume=True)
+    assert_same(tensors_of(resumed), tensors_of(whole))
 
 
 def test_a_stage_by_time_resumes_where_its_clock_stood(root: Path, tmp_path: Path) -> None:

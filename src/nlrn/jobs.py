@@ -36,6 +36,11 @@ class Report:
     failed: list[dict[str, str]] = field(default_factory=list)
 
     @property
+    def count(self) -> int:
+        """Of the files that were dealt with."""
+        return len(self.done) + len(self.skipped) + len(self.failed)
+
+    @property
     def exit_code(self) -> int:
         """0 when all went well, 1 when some files failed, 2 when nothing came of it."""
         if not self.failed:
@@ -48,9 +53,11 @@ def collect(inputs: list[str], output: str | None, suffix: str, *, recursive: bo
 
     Without `output`, NAME.png goes to NAME<suffix>.png beside it. An output that is a folder, ends
     with a slash, has no suffix, or is given with several inputs and is no name of an image, takes
-    files of the same name, the tree below a folder kept.
+    files of the same name, the tree below a folder kept; what lies there already is no input.
     """
-    sources = dict(_sources(inputs, recursive, suffix if output is None else None))
+    if "" in inputs or output == "":
+        raise InputError(f"the name of the {'output' if output == '' else 'input'} is empty")
+    sources = dict(_sources(inputs, recursive, suffix if output is None else None, output))
     if not sources:
         raise InputError(f"no images in {', '.join(inputs)} (known: {' '.join(images.SUFFIXES)})")
     single = len(sources) == 1 and Path(inputs[0]) in sources
@@ -79,6 +86,8 @@ def run(
     overwrite: bool,
     skip_existing: bool,
     on_file: Callable[[Job, int], None] = lambda job, number: None,
+    on_done: Callable[[dict[str, Any]], None] = lambda facts: None,
+    report: Report | None = None,
 ) -> Report:
     """Reads, works on and writes one file after the other; a bad one does not stop the rest.
 
@@ -88,8 +97,10 @@ def run(
         overwrite: whether files that exist are replaced.
         skip_existing: whether jobs whose target exists are passed over.
         on_file: called before each file, with its number from 0.
+        on_done: called after each file that was written, with what the report says of it.
+        report: filled as the work goes on, for whoever wants to know after an interruption.
     """
-    report = Report()
+    report = report if report is not None else Report()
     for number, job in enumerate(jobs):
         on_file(job, number)
         if skip_existing and job.target.exists():
@@ -103,6 +114,8 @@ def run(
             reason = " ".join(str(error).split())[:300] or "not enough memory"
             message = f"{job.source}: {reason}"
             report.failed.append({"input": str(job.source), "error": message})
+        else:
+            on_done(report.done[-1])
     return report
 
 
@@ -134,9 +147,10 @@ def _run_one(
 
 
 def _sources(
-    inputs: list[str], recursive: bool, made_by_us: str | None
+    inputs: list[str], recursive: bool, made_by_us: str | None, output: str | None
 ) -> Iterator[tuple[Path, Path]]:
     """Each file with its path below the given folder; results of an earlier run are left out."""
+    results = Path(output).resolve() if output is not None else None
     for text in inputs:
         path = Path(text)
         if path.is_dir():
@@ -150,8 +164,12 @@ def _sources(
             if not found:
                 raise InputError(f"{text}: no file matches")
         for file in found:
-            if not (made_by_us and file.stem.endswith(made_by_us)):
-                yield file, file.relative_to(base)
+            if made_by_us and file.stem.endswith(made_by_us):
+                continue
+            below = results is not None and results != base.resolve()
+            if below and results in file.resolve().parents:
+                continue
+            yield file, file.relative_to(base)
 
 
 def _fixed_part(pattern: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -87,8 +88,13 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def run_jobs(plan: list[Job], work: Work, overwrite: bool, skip_existing: bool) -> Report:
-    """Runs the jobs with a progress bar on a terminal."""
+def run_jobs(
+    plan: list[Job], work: Work, overwrite: bool, skip_existing: bool, as_json: bool
+) -> None:
+    """Runs the jobs with a progress bar on a terminal, and leaves with the right exit code.
+
+    What is done is told file by file, or as JSON at the end, which an interruption makes early.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -96,7 +102,14 @@ def run_jobs(plan: list[Job], work: Work, overwrite: bool, skip_existing: bool) 
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    progress = Progress(
+        *columns,
+        console=console,
+        disable=not console.is_terminal,
+        redirect_stdout=sys.stdout.isatty(),  # else it would go where the bar goes
+    )
+    report, interrupted = jobs.Report(), False
+    with progress:
         bar = progress.add_task("", total=None)
 
         def on_file(job: Job, number: int) -> None:
@@ -108,27 +121,38 @@ def run_jobs(plan: list[Job], work: Work, overwrite: bool, skip_existing: bool) 
 
             return work(image, advance)
 
-        return jobs.run(
-            plan, on_image, overwrite=overwrite, skip_existing=skip_existing, on_file=on_file
-        )
+        def on_done(facts: dict[str, Any]) -> None:
+            for warning in facts["warnings"]:
+                typer.echo(f"warning: {facts['input']}: {warning}", err=True)
+            if not as_json:
+                what = f"sigma {facts['sigma']:g}" if "sigma" in facts else f"x{facts['scale']:g}"
+                typer.echo(f"{facts['output']} ({what}, {facts['seconds']:.1f} s)")
+
+        try:
+            jobs.run(
+                plan,
+                on_image,
+                overwrite=overwrite,
+                skip_existing=skip_existing,
+                on_file=on_file,
+                on_done=on_done,
+                report=report,
+            )
+        except KeyboardInterrupt:
+            interrupted = True
+    _conclude(report, as_json)
+    if interrupted:
+        typer.echo(f"interrupted: {len(plan) - report.count} of {len(plan)} files left", err=True)
+    raise typer.Exit(130 if interrupted else report.exit_code)
 
 
-def finish(report: Report, as_json: bool) -> None:
-    """Prints what was done and leaves with the right exit code."""
-    for fact in report.done:
-        for warning in fact["warnings"]:
-            typer.echo(f"warning: {fact['input']}: {warning}", err=True)
+def _conclude(report: Report, as_json: bool) -> None:
+    """Says what failed and what was passed over."""
     if as_json:
         typer.echo(json.dumps(asdict(report), indent=2))
-    else:
-        for fact in report.done:
-            what = f"sigma {fact['sigma']:g}" if "sigma" in fact else f"x{fact['scale']:g}"
-            typer.echo(f"{fact['output']} ({what}, {fact['seconds']:.1f} s)")
-    count = len(report.done) + len(report.skipped) + len(report.failed)
-    if report.failed and count > 1:
-        typer.echo(f"{len(report.failed)} of {count} files failed:", err=True)
+    if report.failed and report.count > 1:
+        typer.echo(f"{len(report.failed)} of {report.count} files failed:", err=True)
     for failure in report.failed:
         typer.echo(f"error: {failure['error']}", err=True)
     if report.skipped and not as_json:
         typer.echo(f"{len(report.skipped)} skipped, their results exist", err=True)
-    raise typer.Exit(report.exit_code)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nlrn.cli.entry import app, errors_in_one_line, number
-from nlrn.cli.files import Work, announce_long_work, announce_slow_method, finish, run_jobs
+from nlrn.cli.files import Work, announce_long_work, announce_slow_method, run_jobs
 
 if TYPE_CHECKING:
     from nlrn.images import Image
@@ -87,8 +87,7 @@ def denoise(
 
         settings = Settings(None if side is None else int(side), exact, views, dtype, device)
         work = _denoiser(level, strength, method.lower(), model, settings)
-        report = run_jobs(plan, work, overwrite, skip_existing)
-    finish(report, as_json)
+        run_jobs(plan, work, overwrite, skip_existing, as_json)
 
 
 def _denoiser(
@@ -189,8 +188,8 @@ def upscale(
         from nlrn.tasks import Settings  # loads torch: only after the paths were found good
 
         settings = Settings(None if side is None else int(side), exact, views, dtype, device)
-        report = run_jobs(plan, _upscaler(factor, model, settings), overwrite, skip_existing)
-    finish(report, as_json)
+        work = _upscaler(factor, model, settings)
+        run_jobs(plan, work, overwrite, skip_existing, as_json)
 
 
 def _upscaler(scale: float, model: str | None, settings: Settings) -> Work:

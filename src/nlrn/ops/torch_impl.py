@@ -268,7 +268,8 @@ class _Attend(torch.autograd.Function):
             theta, psi, g,
             scores if kept else None,
             torch.zeros_like(g) if d_out is None else d_out,
-            d_scores if kept else None, ctx.geometry, ctx.softmax, ctx.workspace, ctx.needs_input_grad[3],
+            d_scores if kept else None,
+            ctx.geometry, ctx.softmax, ctx.workspace, ctx.needs_input_grad[3],
         )  # fmt: skip
         return (*grads, None, None, None, None)
 

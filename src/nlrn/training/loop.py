@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
+import os
+import signal
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -58,6 +61,7 @@ def run(
 
     Raises:
         TrainingError: if the run cannot start or go on; `data.DataError` for missing images.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, when everything is saved.
     """
     begun = time.monotonic()
     config = configuration.load(config_path)
@@ -82,25 +86,34 @@ def run(
     else:
         learning = learner.make(config, fabric.device, processes=fabric.world_size)
         progress = Progress(start_from=config.start_from, seen=_ancestry(config))
-    clock = _Clock(begun, time_budget_seconds, progress, fabric)
+    interrupt = _Interrupt()
+    clock = _Clock(begun, time_budget_seconds, progress, fabric, interrupt)
 
     try:
         tensorboard, is_main = config.machine.tensorboard, fabric.is_global_zero
-        with Report(folder, step=progress.step, tensorboard=tensorboard, is_main=is_main) as report:
+        with (
+            interrupt,
+            Report(folder, step=progress.step, tensorboard=tensorboard, is_main=is_main) as report,
+        ):
             report.say(_headline(config, progress, fabric, len(images), time.monotonic() - begun))
             task = _Task(config, fabric, folder, patches, validation, learning, report)
             while progress.stage < len(config.stages) and not clock.is_over:
                 _train_stage(task, config.stages[progress.stage], progress, clock)
-                _validate(task, progress)
+                if not clock.is_interrupted:
+                    _validate(task, progress)
                 _save(task, progress)
             finished = progress.stage == len(config.stages)
             ending = "finished" if finished else "stopped at the end of its time, --resume goes on"
+            if clock.is_interrupted and not finished:
+                ending = "interrupted, --resume goes on"
             report.say(f"{config.name}: {ending}, {progress.step} steps, results in {folder}")
             if progress.psnr is not None and validation.best > progress.psnr + 0.01:
                 report.say(f"validation was at {validation.best:.3f} dB before: {folder / BEST}")
     except OSError as error:  # a full disk, mostly
         name = error.filename or folder
         raise TrainingError(f"{name}: cannot be written ({error.strerror or error})") from error
+    if clock.is_interrupted and not finished:
+        raise KeyboardInterrupt
     return folder
 
 
@@ -139,7 +152,7 @@ def _train_stage(task: _Task, stage: Stage, progress: Progress, clock: _Clock) -
             clock.restart()
             since_tick = 0
         ended = bool(stage.steps) and progress.stage_step >= stage.steps
-        if not (ended or progress.stage_step % machine.log_every == 0):
+        if not (ended or progress.stage_step % machine.log_every == 0 or clock.ends_now):
             continue
 
         # Only here the host waits for the device.
@@ -173,22 +186,56 @@ def _train_stage(task: _Task, stage: Stage, progress: Progress, clock: _Clock) -
         clock.restart()
 
 
+class _Interrupt:
+    """Ctrl-C and SIGTERM ask for an end after the present step; a second one ends at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():  # others get no signals
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        os.write(2, b"stopping after this step; once more stops at once, without saving\n")
+
+
 class _Clock:
     """Time of the process, of the run and of the stage; the main process's for all of them.
 
     The stage's clock stands still during validation, saving and the compilation at its start.
     """
 
-    def __init__(self, begun: float, budget: float | None, progress: Progress, fabric: Any) -> None:
+    def __init__(
+        self,
+        begun: float,
+        budget: float | None,
+        progress: Progress,
+        fabric: Any,
+        interrupt: _Interrupt,
+    ) -> None:
         self._begun, self._budget, self._fabric = begun, budget, fabric
+        self._interrupt, self.is_interrupted = interrupt, False
         self._before = progress.seconds  # of earlier processes
         self._now = self._mark = self._read()
         self._last: dict[str, float] = {}
 
     def _read(self) -> float:
         """Seconds since the process began, the same in all processes."""
-        now = time.monotonic() - self._begun
-        return float(self._fabric.broadcast(now)) if self._fabric.world_size > 1 else now
+        state = (time.monotonic() - self._begun, self._interrupt.asked)
+        if self._fabric.world_size > 1:
+            state = self._fabric.broadcast(state)
+        now, self.is_interrupted = state
+        return now
 
     def start_stage(self) -> None:
         self.restart()
@@ -208,8 +255,13 @@ class _Clock:
         return seconds
 
     @property
+    def ends_now(self) -> bool:
+        """Whether someone asked for an end; several processes hear of it at the next tick."""
+        return self._interrupt.asked and self._fabric.world_size == 1
+
+    @property
     def is_over(self) -> bool:
-        return self._budget is not None and self._now >= self._budget
+        return self.is_interrupted or (self._budget is not None and self._now >= self._budget)
 
     def is_due(self, what: str, minutes: float) -> bool:
         """Whether it is time again; asking starts the next interval."""
