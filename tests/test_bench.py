@@ -273,6 +273,19 @@ def test_tables_share_rows(small_root: Path, tmp_path: Path) -> None:
     assert shared == [dataclasses.replace(row, table="complexity") for row in rows]
 
 
+def test_the_same_network_under_another_name_shares_rows(small_root: Path, tmp_path: Path) -> None:
+    cells, _ = run.plan(DENOISE, small_root, Setting(), sets=["Set12"], wanted=["noisy"])
+    named = [dataclasses.replace(cell, method="NLRN") for cell in cells]
+    rows = run.run(named, tmp_path)
+    again = [dataclasses.replace(cell, method="NLRN-400") for cell in cells]
+    shared = run.run(again, tmp_path, on_image=lambda *_: pytest.fail("computed again"))
+    assert shared == [dataclasses.replace(row, method="NLRN-400") for row in rows]
+    views = [dataclasses.replace(cell, method="NLRN-MV") for cell in cells]
+    computed: list[int] = []
+    run.run(views, tmp_path, on_image=lambda cell, done, total: computed.append(done))
+    assert len(computed) == len(rows)
+
+
 def test_an_error_loses_no_row(small_root: Path, tmp_path: Path) -> None:
     def fails_late(degraded: np.ndarray, level: int) -> np.ndarray:
         if level == 25:

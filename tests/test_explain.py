@@ -161,6 +161,9 @@ def test_a_whole_picture_is_kept_in_two_bytes_that_are_enough(size: float) -> No
     [
         ((11, 0), {}, r"11 rows and 14 columns, got \(11, 0\)"),
         ((0, -1), {}, r"got \(0, -1\)"),
+        ((1.5, 2), {}, r"got \(1.5, 2\)"),
+        (3, {}, "got 3"),
+        ((1, 2, 3), {}, r"got \(1, 2, 3\)"),
         ((0, 0), {"channel": 3}, "channel must be 0, 1 or 2, got 3"),
         ((0, 0), {"halo": -1}, "halo must be 0 or more, got -1"),
         ((0, 0), {"sigma": -2}, "sigma must be 0 or more"),
@@ -170,6 +173,16 @@ def test_a_whole_picture_is_kept_in_two_bytes_that_are_enough(size: float) -> No
 def test_bad_arguments_are_named(position: tuple[int, int], options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         explain(noisy(), position, **({"sigma": 25, "model": random_network(SMALL)} | options))
+
+
+def test_it_takes_what_denoise_takes() -> None:
+    network, image = random_network(SMALL), noisy()
+    expected = explain(image, (4, 5), 25, network).weights
+    for given in (image[..., None], np.dstack([image] * 3), np.dstack([image] * 4)):
+        np.testing.assert_allclose(explain(given, (4, 5), 25, network).weights, expected)
+    for wrong in (image.tolist(), np.dstack([image] * 5), torch.from_numpy(image)):
+        with pytest.raises(ValueError, match="image must be"):
+            explain(wrong, (4, 5), 25, network)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("change", [{"border": "circular"}, {"non_local_every": 0}], ids=str)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nlrn import images
 from nlrn.noise import estimate_sigma
 
 LEVELS = [5, 10, 15, 25, 50, 75]
@@ -126,9 +127,23 @@ def test_wrong_shape_is_named(shape):
         estimate_sigma(np.zeros(shape))
 
 
-def test_integers_and_nan_are_refused():
-    with pytest.raises(ValueError, match="uint8"):
-        estimate_sigma(np.zeros((8, 9), np.uint8))
+def test_whatever_denoise_takes(tmp_path):
+    bytes_ = (eight_bit(noisy(scene(), 20)) * 255).round().astype(np.uint8)
+    level = estimate_sigma(bytes_)
+    assert level == pytest.approx(20, rel=0.1)
+    assert estimate_sigma(bytes_.astype(np.uint16) * 257) == pytest.approx(level, rel=1e-5)
+    assert estimate_sigma((bytes_ / 255).astype(np.float16)) == pytest.approx(level, rel=0.01)
+    opaque = np.dstack([bytes_] * 3 + [np.full_like(bytes_, 255)])
+    assert estimate_sigma(opaque) == pytest.approx(level)
+    images.write(tmp_path / "noisy.png", images.Image(bytes_))
+    assert estimate_sigma(tmp_path / "noisy.png") == level
+
+
+def test_other_types_and_nan_are_refused():
+    with pytest.raises(ValueError, match="int32"):
+        estimate_sigma(np.zeros((8, 9), np.int32))
+    with pytest.raises(ValueError, match=r"NumPy array .* or a path, got list"):
+        estimate_sigma([[0.5, 0.5]])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="NaN"):
         estimate_sigma(np.full((8, 9), np.nan))
 

@@ -30,7 +30,7 @@ def noisy(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return images.from_float(values, dtype) if dtype != "float16" else values.astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float16", "float32", "float64"])
 @pytest.mark.parametrize("shape", [(12, 17), (8, 9, 1), (9, 14, 3), (11, 7, 4)], ids=str)
 def test_shape_and_type_are_kept(network: NLRN, shape: tuple[int, ...], dtype: str) -> None:
     image = noisy(shape, dtype)
@@ -100,8 +100,9 @@ def test_weak_noise_is_said_and_no_more_is_removed_than_noise(network: NLRN) -> 
     image = noisy((40, 44), "float32")
     removed = image - nlrn.denoise(image, 25, model=network)
     network.notes = {"sigma": "25"}
-    with pytest.warns(UserWarning, match="sigma 1 is weak for this model, made for 25"):
+    with pytest.warns(UserWarning, match="sigma 1 is weak for this model, made for 25") as caught:
         weak = nlrn.denoise(image, 1, model=network)
+    assert caught[0].filename == __file__
     energy = gaussian_filter(removed.astype(float) ** 2, 4, mode="nearest", radius=12)
     share = np.minimum(1, (1 / 255) ** 2 / energy)
     assert share.min() < 0.5
@@ -193,7 +194,7 @@ def test_without_weights_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> 
         (np.zeros((0, 4), np.uint8), {}, r"got \(0, 4\)"),
         (np.zeros((3, 4), np.int32), {}, "got int32"),
         (np.full((3, 4), np.nan), {}, "NaN or infinite"),
-        ([[1, 2]], {}, "NumPy array or a path, got list"),
+        ([[1, 2]], {}, "or a path, got list"),
         (np.zeros((3, 4), np.uint8), {"sigma": -1}, "sigma must be 0 or more.*got -1"),
         (np.zeros((3, 4), np.uint8), {"sigma": float("nan")}, "sigma must be 0 or more"),
         (np.zeros((3, 4), np.uint8), {"sigma": 1000}, "at most 255, got 1000"),

@@ -409,7 +409,7 @@ BAD_UPLOADS: dict[str, tuple[bytes, str, str, int, str]] = {
     "no name": (b"x", "", "image/png", 415, "unknown kind of file"),
     "not what its name can hold": (_float_tiff(), "a.png", "image/png", 422, "PNG cannot hold"),
     "values of another scale": (_npy(400.0), "a.npy", "image/png", 422, "to be in [0, 1]"),
-    "values beyond float32": (_npy(1e300), "a.npy", "image/png", 422, "finite"),
+    "values beyond float32": (_npy(1e300), "a.npy", "image/png", 422, "float32 cannot hold"),
     "long name": (b"x", "a" * 300 + ".png", "image/png", 422, "name"),
 }
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -183,8 +184,8 @@ def explain(
     """Returns the weights that every state of the network gives to the neighbours of a pixel.
 
     Args:
-        image: array [H, W], [H, W, 3] or [H, W, 4], uint8, uint16 or float in [0, 1]; or the path
-            of an image file.
+        image: array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], uint8, uint16 or float in [0, 1]; or
+            the path of an image file.
         position: row and column of the pixel.
         sigma: standard deviation of the noise on the 0..255 scale; None estimates it.
         model: a network, the name of a weight in the package, or a file; None chooses by sigma.
@@ -193,10 +194,7 @@ def explain(
             maps are those of the whole picture; with the default they were within 1e-4 of them.
         device: "auto" takes a GPU where there is one.
     """
-    if isinstance(image, np.ndarray):
-        picture = Image(image[..., :3] if image.ndim == 3 else image)
-    else:
-        picture = images.read(image)
+    picture = images.as_image(image)
     level = tasks.check_sigma(sigma, picture)
     network = tasks.load_model(model, level)
     _check_position(position, (picture.height, picture.width))
@@ -306,7 +304,9 @@ def _kept(embedding: Tensor, packed: bool) -> Embedding:
 
 
 def _check_position(position: tuple[int, int], size: tuple[int, int]) -> None:
-    if len(position) != 2 or not all(0 <= p < n for p, n in zip(position, size, strict=True)):
+    pair = isinstance(position, Sequence) and len(position) == 2
+    whole = pair and all(isinstance(p, Integral) for p in position)
+    if not (whole and all(0 <= p < n for p, n in zip(position, size, strict=True))):
         picture = f"{size[0]} rows and {size[1]} columns"
         raise ValueError(f"position must be row and column within {picture}, got {position}")
 

@@ -185,6 +185,38 @@ def from_float(array: Array, dtype: DTypeLike) -> Array:
     return np.rint(np.clip(array, 0, 1) * white).astype(dtype)
 
 
+def as_image(given: Array | str | Path) -> Image:
+    """The picture in an array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], or in a file."""
+    if isinstance(given, str | Path):
+        return read(given)
+    if not isinstance(given, np.ndarray):
+        kind = type(given).__name__
+        raise ValueError(
+            f"image must be a NumPy array (np.asarray makes one) or a path, got {kind}"
+        )
+    if given.ndim < 2 or given.shape[2:] not in ((), (1,), (3,), (4,)) or 0 in given.shape:
+        raise ValueError(f"image must be [H, W] or [H, W, 1, 3 or 4], got {given.shape}")
+    if given.dtype.name not in (*_DTYPES, "float16"):
+        raise ValueError(f"image must be one of {', '.join(_DTYPES)}, got {given.dtype}")
+    if given.dtype.kind == "f" and not np.isfinite(given).all():
+        raise ValueError("image has NaN or infinite values")
+    array = given.astype(np.float32) if given.dtype.name == "float16" else given
+    if array.shape[2:] == (4,):
+        return Image(array[..., :3], array[..., 3])
+    return Image(array[..., 0] if array.shape[2:] == (1,) else array)
+
+
+def as_array(result: Image, given: Array | str | Path) -> Array:
+    """The result with the axes and the type of the array that was given, or as its file has it."""
+    if result.alpha is not None:
+        pixels: Array = np.dstack([result.pixels, result.alpha])
+    elif isinstance(given, np.ndarray) and given.ndim == 3 and result.pixels.ndim == 2:
+        pixels = result.pixels[..., None]
+    else:
+        pixels = result.pixels
+    return pixels.astype(given.dtype) if isinstance(given, np.ndarray) else pixels
+
+
 @contextlib.contextmanager
 def _errors_name(path: Path) -> Iterator[None]:
     """Turns the errors of files and formats into an ImageError that names the path."""

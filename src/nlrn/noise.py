@@ -1,9 +1,12 @@
 """Blind estimate of the noise level of an image."""
 
+from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+
+from nlrn import images
 
 PATCH = 7
 DIM = PATCH * PATCH
@@ -18,7 +21,7 @@ MAX_PATCHES = 2**16
 NORMAL_QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / 256) for i in range(256)])
 
 
-def estimate_sigma(image: np.ndarray) -> float:
+def estimate_sigma(image: np.ndarray | str | Path) -> float:
     """Estimated standard deviation of the white Gaussian noise in an image, on the 0..255 scale.
 
     Smallest eigenvalue of the covariance of weakly textured patches (Liu, Tanaka, Okutomi 2013),
@@ -31,7 +34,8 @@ def estimate_sigma(image: np.ndarray) -> float:
     Deterministic. O(H W) for reading plus a bounded amount of work: at most 65536 patches.
 
     Args:
-        image: [H, W] or [H, W, C], float on the [0, 1] scale; values may lie outside.
+        image: array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4] (alpha), uint8, uint16, or float on
+            the [0, 1] scale, where values may lie outside; or the path of an image file.
 
     Raises:
         ValueError: the shape or dtype is another one, or a value is not finite.
@@ -42,13 +46,10 @@ def estimate_sigma(image: np.ndarray) -> float:
         A. Foi, "Clipped noisy images: heteroskedastic modeling and practical denoising",
         Signal Processing 2009, https://doi.org/10.1016/j.sigpro.2009.04.035
     """
-    if image.ndim not in (2, 3) or image.size == 0:
-        raise ValueError(f"image must be [H, W] or [H, W, C] and not empty, got {image.shape}")
-    if not np.issubdtype(image.dtype, np.floating):
-        raise ValueError(f"image must be float on the [0, 1] scale, got {image.dtype}")
-    if not np.isfinite(image).all():
-        raise ValueError("image must be finite, got NaN or infinity")
-    channels = image.reshape(*image.shape[:2], -1)
+    pixels = images.to_float(images.as_image(image).pixels)
+    if not np.isfinite(pixels).all():
+        raise ValueError("image has values that float32 cannot hold")
+    channels = pixels.reshape(*pixels.shape[:2], -1)
     sigmas = [_estimate_channel(channels[..., c]) for c in range(channels.shape[2])]
     # The noise is taken to be the same in all channels, so one that is off (blank, or all
     # texture) should not count: the median.

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from nlrn import classic, images, weights
 from nlrn.classic.planes import LARGEST_SIGMA, share
 from nlrn.devices import choose_device
-from nlrn.images import Image
+from nlrn.images import Image, as_array, as_image
 from nlrn.inference import check_run, restore
 from nlrn.memory import free_memory
 from nlrn.model import NLRN
@@ -104,7 +104,7 @@ def denoise(
     """
     settings = settings or Settings()
     check_method(method, model, settings)
-    picture = images.read(image) if isinstance(image, str | Path) else as_image(image)
+    picture = as_image(image)
     level = check_sigma(sigma, picture)
     if method in CLASSIC:
         result = denoise_classic(picture, level, method, strength, settings.device, progress)
@@ -130,6 +130,7 @@ def denoise_image(
     if not np.isfinite(pixels).all():
         raise ValueError("image has values that float32 cannot hold")
     noisy = to_planes(pixels, network.config.in_channels)
+    warn_of_weak_noise(network, sigma)
     scale = scale_to_model(network, sigma)
     # Around mid-gray, so that the brightness the network was trained on stays where it was.
     clean = settings.restore(network, 0.5 + (noisy - 0.5) * scale, progress)
@@ -228,9 +229,11 @@ def from_planes(planes: Tensor, dimensions: int) -> np.ndarray:
 def check_sigma(sigma: float | None, picture: Image) -> float:
     """The given noise level if it makes sense, the estimated one if none is given."""
     if sigma is None:
-        level = estimate_sigma(images.to_float(picture.pixels))
+        level = estimate_sigma(picture.pixels)
         if level > LARGEST_SIGMA:
             raise ValueError(f"noise of sigma {level:.0f} found: float values are to be in [0, 1]")
+        if 1 in (picture.height, picture.width):
+            warnings.warn("one row or column is too little to estimate noise", stacklevel=3)
         return level
     level = check_level(sigma)
     warn_of_range(picture)
@@ -240,7 +243,7 @@ def check_sigma(sigma: float | None, picture: Image) -> float:
 def warn_of_range(picture: Image) -> None:
     """Warns if the values of a float picture are hardly on the [0, 1] scale."""
     if picture.pixels.dtype.kind == "f" and np.abs(picture.pixels).max(initial=0) > MUCH_LIGHT:
-        warnings.warn("float values are to be in [0, 1]; these are far beyond it", stacklevel=3)
+        warnings.warn("float values are to be in [0, 1]; these are far beyond it", stacklevel=4)
 
 
 def check_level(sigma: float) -> float:
@@ -282,15 +285,20 @@ def choose_weight(sigma: float) -> str:
     return min(trained, key=distance)
 
 
-def scale_to_model(network: NLRN, sigma: float) -> float:
-    """Factor on the contrast that brings the noise to the level the network was trained on."""
+def warn_of_weak_noise(network: NLRN, sigma: float) -> None:
+    """Warns if the noise is so weak that the network is not the best there is."""
     trained = trained_level(network)
     if sigma < WEAK_NOISE * trained:
         warnings.warn(
-            f"noise of sigma {sigma:.3g} is weak for this model, made for {trained:g}: "
-            "some is left, so that no detail is lost; method bm3d removes more",
+            f"noise of sigma {sigma:.3g} is weak for this model, made for {trained:g}: some is "
+            "left, so that no detail is lost; BM3D (nlrn denoise --method bm3d) removes more",
             stacklevel=4,
         )
+
+
+def scale_to_model(network: NLRN, sigma: float) -> float:
+    """Factor on the contrast that brings the noise to the level the network was trained on."""
+    trained = trained_level(network)
     return trained / sigma if 0 < trained <= LARGEST_SCALE * sigma else 1.0
 
 
@@ -324,23 +332,3 @@ def no_more_than_noise(removed: Tensor, sigma: float) -> Tensor:
         share = (sigma / 255) ** 2 / energy[0].clamp_(min=1e-12)
         torch.mul(plane, share.clamp_(max=1), out=result)
     return limited
-
-
-def as_image(array: np.ndarray) -> Image:
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"image must be a NumPy array or a path, got {type(array).__name__}")
-    if array.ndim < 2 or array.shape[2:] not in ((), (1,), (3,), (4,)) or 0 in array.shape:
-        raise ValueError(f"image must be [H, W] or [H, W, 1, 3 or 4], got {array.shape}")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ValueError("image has NaN or infinite values")
-    if array.shape[2:] == (4,):
-        return Image(array[..., :3], array[..., 3])
-    return Image(array[..., 0] if array.shape[2:] == (1,) else array)
-
-
-def as_array(result: Image, given: np.ndarray | str | Path) -> np.ndarray:
-    """The result with as many axes as the array that was given; of a file, as few as it needs."""
-    if result.alpha is not None:
-        return np.dstack([result.pixels, result.alpha])
-    had_channels = isinstance(given, np.ndarray) and given.ndim == 3
-    return result.pixels[..., None] if had_channels and result.pixels.ndim == 2 else result.pixels

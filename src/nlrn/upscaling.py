@@ -12,9 +12,9 @@ import torch
 
 from nlrn import images, weights
 from nlrn.degrade import imresize
-from nlrn.images import Image
+from nlrn.images import Image, as_array, as_image
 from nlrn.model import NLRN
-from nlrn.tasks import NoWeightsError, Settings, as_array, as_image, warn_of_range
+from nlrn.tasks import NoWeightsError, Settings, warn_of_range
 
 SMALLEST_FACTOR, LARGEST_FACTOR = 2, 4  # by which super-resolution was trained
 # MATLAB's rgb2ycbcr: luminance of RGB in [0, 1], and what a change of it is in R, G and B alike.
@@ -41,7 +41,7 @@ def upscale(
         settings: tiles, views, precision, device.
         progress: called with (done, total) in equal units of work.
     """
-    picture = images.read(image) if isinstance(image, str | Path) else as_image(image)
+    picture = as_image(image)
     check_scale(scale)
     result = upscale_image(picture, scale, load_upscaler(model), settings or Settings(), progress)
     return as_array(result, image)

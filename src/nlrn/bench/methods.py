@@ -84,6 +84,9 @@ BASELINES: dict[str, dict[str, Restorer]] = {
 CLASSIC = {"NLM": "nlm", "LSSC": "lssc", "BM3D": "bm3d", "WNNM": "wnnm"}
 # name -> views that are averaged; which weight it runs with is the table's business
 NETWORKS = {"NLRN": 1, "NLRN-MV": 8, "NLRN-400": 1, "NLRN-300": 1, "NLRN-300-MV": 8}
+# Networks of the table of complexity under the name that they have elsewhere: with the same weight
+# they are the same.
+SAME_AS = {"NLRN-400": "NLRN", "NLRN-300": "NLRN", "NLRN-300-MV": "NLRN-MV"}
 # method -> (module, distribution) that it needs besides the package's own dependencies
 _NEEDS = {
     "BM3D-package": ("bm3d", "bm3d"),

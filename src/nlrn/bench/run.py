@@ -64,8 +64,9 @@ class Row:
     @property
     def key(self) -> tuple[Any, ...]:
         """What decides its figures; the device is of no account, the table neither."""
+        method = methods.SAME_AS.get(self.method, self.method)
         return (
-            self.set, self.level, self.method, self.image, self.seed, self.protocol,
+            self.set, self.level, method, self.image, self.seed, self.protocol,
             self.version, self.precision,
         )  # fmt: skip
 
@@ -197,7 +198,7 @@ def run(
                         on_image(cell, done, len(todo))
                     kept[key] = _measure(cell, file, seed)
                     done += 1
-                row = Row(**asdict(kept[key]) | {"table": cell.table.name})
+                row = Row(**asdict(kept[key]) | {"table": cell.table.name, "method": cell.method})
                 own[key] = row
                 result.append(row)
                 if time.monotonic() - saved_at > SAVE_SECONDS and len(own) > saved:

@@ -73,8 +73,8 @@ def run(
     _prepare_folder(folder, resume, fabric)
 
     read = data.read_luminance if config.data.task == "sr" else data.read_gray
-    images = data.read_all(data.training_files(config.data.train, root), read)
-    images = data.rescaled(images, config.data.scales)
+    files = data.training_files(config.data.train, root)
+    images = data.rescaled(data.read_all(files, read), config.data.scales)
     patches = Patches(images, fabric.device, config.data, seed=config.seed)
     validation = Validation(config, root, fabric.device)
     if resume:
@@ -95,7 +95,7 @@ def run(
             interrupt,
             Report(folder, step=progress.step, tensorboard=tensorboard, is_main=is_main) as report,
         ):
-            report.say(_headline(config, progress, fabric, len(images), time.monotonic() - begun))
+            report.say(_headline(config, progress, fabric, len(files), time.monotonic() - begun))
             task = _Task(config, fabric, folder, patches, validation, learning, report)
             while progress.stage < len(config.stages) and not clock.is_over:
                 _train_stage(task, config.stages[progress.stage], progress, clock)
@@ -405,7 +405,8 @@ def _headline(config: Config, progress: Progress, fabric: Any, images: int, seco
         where = f"starts from {config.start_from}"
     device = torch.cuda.get_device_name(fabric.device) if fabric.device.type == "cuda" else "CPU"
     count = f"{fabric.world_size} x " if fabric.world_size > 1 else ""
-    return f"{config.name}: {where}, {images} images, {count}{device}, ready in {seconds:.1f} s"
+    sizes = f"{images} images in {len(config.data.scales)} sizes"
+    return f"{config.name}: {where}, {sizes}, {count}{device}, ready in {seconds:.1f} s"
 
 
 def _stage_line(progress: Progress, stage: Stage, attention: str) -> str:
