@@ -12,8 +12,7 @@ import numpy as np
 import skimage.data
 
 import nlrn
-from nlrn import images, weights
-from nlrn.model import CONFIGS, random_network
+from nlrn import images
 
 SIGMA = 25
 
@@ -29,17 +28,11 @@ def main(folder: Path) -> None:
     truth = images.to_float(skimage.data.camera()[40:200, 150:310])
     noisy = truth + np.random.default_rng(0).normal(0, SIGMA / 255, truth.shape)
     noisy = noisy.astype(np.float32)
-    if weights.manifest():
-        model, origin = None, "the trained weights of the package"
-    else:
-        # Small random weights: everything runs, but nobody has taught it anything.
-        model, origin = random_network(CONFIGS["nlrn"]), "random weights, untrained"
-    restored = nlrn.denoise(noisy, SIGMA, model=model)
+    restored = nlrn.denoise(noisy, SIGMA)
     folder.mkdir(exist_ok=True)
     path = folder / "demo.png"
     panels = np.concatenate([noisy, restored, truth], axis=1)
     images.write(path, images.Image(images.from_float(panels, np.uint8)), overwrite=True)
-    print(f"network: {origin}")
     print(f"PSNR: noisy {psnr(noisy, truth):.2f} dB, restored {psnr(restored, truth):.2f} dB")
     print(f"written: {path} (noisy, restored, original)")
 

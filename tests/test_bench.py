@@ -196,9 +196,9 @@ def test_a_network_runs_by_both_protocols_and_with_views(tmp_path: Path) -> None
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(ValueError, match="protocol must be one of"):
+    with pytest.raises(ValueError, match="protocol must be whole or overlap"):
         Setting(protocol="half")
-    with pytest.raises(ValueError, match="dtype must be one of"):
+    with pytest.raises(ValueError, match="dtype must be fp32 or bf16"):
         Setting(dtype="fp8")
 
 
@@ -512,7 +512,7 @@ def test_a_table_without_its_weight_gets_one_line(
         (["sr", "complexity"], "give one TABLE"),
         (["sr", "--sets", "Set6"], "sr has no set 'Set6'"),
         (["sr", "--levels", "two"], "levels must be whole numbers such as 15,25, got 'two'"),
-        (["sr", "--protocol", "half"], "protocol must be one of"),
+        (["sr", "--protocol", "half"], "protocol must be whole or overlap"),
         (["sr", "--part", "half"], "part must be such as 1/2, got 'half'"),
         (["sr", "--part", "3/2"], "part must be one of 1/n to n/n, got 3/2"),
         (["sr", "--data", "nowhere"], "nowhere: the data root is not a folder"),

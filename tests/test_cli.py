@@ -416,12 +416,6 @@ def test_a_format_that_cannot_hold_the_result_is_refused_before_the_work(
     assert_one_clear_line(result, "JPEG cannot hold float32")
 
 
-def test_without_weights_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "manifest", dict)
-    result = nlrn("denoise", picture(tmp_path / "a.png"))
-    assert_one_clear_line(result, "no trained weights yet", "--model FILE")
-
-
 def test_depth_alpha_and_metadata_survive(tmp_path: Path, model: str) -> None:
     values = np.random.default_rng(0).integers(0, 65535, (9, 12, 4), np.uint16)
     source = images.Image(values[..., :3].copy(), values[..., 3].copy(), None, None)

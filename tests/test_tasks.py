@@ -181,12 +181,6 @@ def test_between_the_levels_it_beats_the_next_model_as_it_is(sigma: int) -> None
         assert ours < 0.95 * error(nlrn.denoise(given, level, model=f"denoise-gray-s{level:g}"))
 
 
-def test_without_weights_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "manifest", dict)
-    with pytest.raises(tasks.NoWeightsError, match="no trained weights yet; give a file"):
-        nlrn.denoise(noisy((5, 6), "uint8"), 25)
-
-
 @pytest.mark.parametrize(
     ("image", "options", "message"),
     [

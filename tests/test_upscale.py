@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 import nlrn
-from nlrn import images, upscaling, weights
+from nlrn import images, upscaling
 from nlrn.cli import app
 from nlrn.degrade import imresize, rgb2gray
 from nlrn.images import Image
@@ -180,7 +180,7 @@ def test_scales_that_make_no_sense(scale: float, network: NLRN) -> None:
 
 
 def test_models_of_the_other_task_are_refused(network: NLRN, weight: Path) -> None:
-    with pytest.raises(ValueError, match="the model is one for denoise, not for super-resolution"):
+    with pytest.raises(ValueError, match="for denoise, not for super-resolution"):
         nlrn.upscale(random_image(5, 6), 2, model="denoise-gray-s25")
     with pytest.raises(ValueError, match="a model for super-resolution, not for denoising"):
         nlrn.denoise(random_image(5, 6), 25, model=weight)
@@ -224,13 +224,6 @@ def test_mistakes_get_one_line(scale: str, message: str, weight: Path, tmp_path:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2 and result.stderr.count("\n") == 1 and message in result.stderr
     assert not list(tmp_path.glob("photo_*"))
-
-
-def test_without_a_weight_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "manifest", dict)
-    images.write(tmp_path / "photo.png", Image(images.from_float(random_image(7, 9), np.uint8)))
-    result = CliRunner().invoke(app, ["upscale", str(tmp_path / "photo.png")])
-    assert result.exit_code == 2 and "no weights for super-resolution yet" in result.stderr
 
 
 @pytest.mark.slow

@@ -10,6 +10,10 @@ def choose_device(device: str | torch.device) -> torch.device:
     if device != "auto":
         try:
             chosen = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            known = "auto, cpu, cuda, cuda:1, mps or the like"
+            raise ValueError(f"device must be {known}, got {device!r}") from error
+        try:
             torch.empty(0, device=chosen)
         except (RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0]

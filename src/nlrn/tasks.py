@@ -49,10 +49,6 @@ NEIGHBOURHOOD = 4.0  # pixels: standard deviation of the window for local means
 WEAK_NOISE = 0.7  # of a model's level; below it BM3D is better (benchmarks/levels.py)
 
 
-class NoWeightsError(ValueError):
-    """No trained model is there for the task."""
-
-
 @dataclass(frozen=True)
 class Settings:
     """How the network is run; the fields are those of `inference.restore`."""
@@ -272,11 +268,6 @@ def choose_weight(sigma: float) -> str:
     """
     levels = {e.name: e.sigma for e in weights.manifest().values() if e.task == "denoise"}
     trained = {name: level for name, level in levels.items() if level is not None}
-    if not trained:
-        raise NoWeightsError(
-            "this version of nlrn has no trained weights yet; "
-            "give a file that NLRN.save_pretrained wrote, with --model FILE or model=FILE"
-        )
 
     def distance(name: str) -> float:
         shrinks = math.log(max(sigma, 1e-3) / trained[name])

@@ -14,7 +14,7 @@ from nlrn import images, weights
 from nlrn.degrade import imresize
 from nlrn.images import Image, as_array, as_image
 from nlrn.model import NLRN
-from nlrn.tasks import NoWeightsError, Settings, warn_of_range
+from nlrn.tasks import Settings, warn_of_range
 
 SMALLEST_FACTOR, LARGEST_FACTOR = 2, 4  # by which super-resolution was trained
 # MATLAB's rgb2ycbcr: luminance of RGB in [0, 1], and what a change of it is in R, G and B alike.
@@ -154,16 +154,11 @@ def load_upscaler(model: NLRN | str | Path | None) -> NLRN:
     """The network asked for, or the one of the package for super-resolution."""
     network = model if isinstance(model, NLRN) else NLRN.from_pretrained(model or choose_upscaler())
     if network.notes.get("task", "sr") != "sr":
-        raise ValueError(f"the model is one for {network.notes['task']}, not for super-resolution")
+        name = f"{model}: a model" if isinstance(model, str | Path) else "the model is one"
+        raise ValueError(f"{name} for {network.notes['task']}, not for super-resolution")
     return network
 
 
 def choose_upscaler() -> str:
     """Name of the package's weight for super-resolution."""
-    for entry in weights.manifest().values():
-        if entry.task == "sr":
-            return entry.name
-    raise NoWeightsError(
-        "this version of nlrn has no weights for super-resolution yet; train one with "
-        "configs/sr-y.toml and give its file with --model FILE or model=FILE"
-    )
+    return next(entry.name for entry in weights.manifest().values() if entry.task == "sr")

@@ -114,9 +114,9 @@ class Setting:
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
-            raise ValueError(f"protocol must be one of {PROTOCOLS}, got {self.protocol!r}")
+            raise ValueError(f"protocol must be {' or '.join(PROTOCOLS)}, got {self.protocol!r}")
         if self.dtype not in PRECISIONS:
-            raise ValueError(f"dtype must be one of {PRECISIONS}, got {self.dtype!r}")
+            raise ValueError(f"dtype must be {' or '.join(PRECISIONS)}, got {self.dtype!r}")
 
 
 @dataclass(frozen=True)

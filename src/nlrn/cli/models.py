@@ -124,8 +124,6 @@ def models(
     typer.echo("trained models:")
     for weight in facts["weights"]:
         typer.echo(f"  {weight['name']:<24} {weight['description']}")
-    if not facts["weights"]:
-        typer.echo("  none in this version yet: train one, or give a file with --model FILE")
     typer.echo("configurations (see nlrn info NAME):")
     for config in facts["configurations"]:
         typer.echo(f"  {config['name']:<22} {config['parameters']:>9,} parameters")

@@ -75,7 +75,7 @@ def load(name_or_path: str | Path) -> Weight:
         return _decode(content, entry.file)
     path = Path(name_or_path)
     if not path.is_file():
-        known = ", ".join(manifest()) or "none in this version"
+        known = ", ".join(manifest())
         raise WeightsError(f"{name}: neither a file nor a model of the package ({known})")
     try:
         content = path.read_bytes()

@@ -313,8 +313,7 @@ async function begin() {
     });
     by("tasks").append(label);
   }
-  if (offer.tasks.length) chooseTask(offer.tasks[0].name);
-  else complain("This version of nlrn has no trained weights yet; start nlrn web with --model FILE.");
+  chooseTask(offer.tasks[0].name);
   document.documentElement.dataset.ready = "yes";
 }
 
