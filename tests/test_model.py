@@ -130,6 +130,11 @@ def test_inserted_module_leaves_a_trained_network_bit_equal(affinity: str) -> No
     assert correlation is not None and correlation.scores().shape == (1, 13, 9, 25)
 
 
+def test_a_module_without_channels_is_refused() -> None:
+    with pytest.raises(ValueError, match="channels and embed must be positive, got 0 and 64"):
+        NonLocal2d(0)
+
+
 def test_the_block_is_the_module_without_its_correlation() -> None:
     block = NonLocalBlock2d(6, embed=3, window=7, border="circular")
     nn.init.normal_(block.g.weight)

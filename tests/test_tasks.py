@@ -290,3 +290,5 @@ def test_classic_methods_work_in_tiles_where_memory_is_short(
 def test_bad_settings_are_named() -> None:
     with pytest.raises(ValueError, match="dtype must be one of fp32, bf16, got 'fp8'"):
         Settings(dtype="fp8")
+    with pytest.raises(ValueError, match="memory must be a number of bytes, got -1"):
+        Settings(memory=-1)

@@ -80,6 +80,7 @@ def test_checkpoint_nothing_to_resume_is_one_line(
 ) -> None:
     with pytest.raises(TrainingError, match="nothing to resume"):
         training.run(finished[0], data_root=root, out=tmp_path / "new", resume=True)
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(

@@ -83,3 +83,16 @@ def test_a_missing_config_is_one_line(tmp_path: Path) -> None:
 def test_the_tiny_config_fits_the_tutorial() -> None:
     tiny = next(path for path in CONFIGS if path.stem == "tiny")
     assert tomllib.loads(tiny.read_text())["machine"]["accelerator"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("90", 90), ("45s", 45), ("8m", 480), ("1.5h", 5400)]
+)
+def test_durations(text: str, expected: float) -> None:
+    assert configuration.seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "0s", "0", "-3m", "8 m", "soon"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(TrainingError, match="a duration is something like 90s"):
+        configuration.seconds(text)

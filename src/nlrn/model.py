@@ -154,6 +154,8 @@ class NonLocal2d(nn.Module):
         super().__init__()
         if affinity not in AFFINITIES:
             raise ValueError(f"affinity must be one of {', '.join(AFFINITIES)}, got {affinity!r}")
+        if channels < 1 or embed < 1:
+            raise ValueError(f"channels and embed must be positive, got {channels} and {embed}")
         if window < 1 or window % 2 == 0:
             raise ValueError(f"window must be odd and positive, got {window}")
         if border not in BORDERS:

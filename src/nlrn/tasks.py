@@ -64,6 +64,8 @@ class Settings:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         check_run(self.tile, self.views)
+        if self.memory is not None and self.memory < 1:
+            raise ValueError(f"memory must be a number of bytes, got {self.memory}")
 
     def restore(
         self, network: NLRN, image: Tensor, progress: Callable[[int, int], None] | None = None

@@ -32,9 +32,10 @@ _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 def seconds(text: str) -> float:
     """Seconds of a duration such as 90, 45s, 8m or 1.5h."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if match is None:
+    found = float(match[1]) * _SECONDS[match[2]] if match is not None else 0.0
+    if found <= 0:
         raise TrainingError(f"a duration is something like 90s, 8m or 1.5h, got {text!r}")
-    return float(match[1]) * _SECONDS[match[2]]
+    return found
 
 
 @dataclass(frozen=True)

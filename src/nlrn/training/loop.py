@@ -386,6 +386,8 @@ def _prepare_folder(folder: Path, resume: bool, fabric: Any) -> None:
     if fabric.is_global_zero:
         if not resume and (folder / checkpoint.NAME).exists():
             raise TrainingError(f"{folder}: holds a run already; --resume goes on with it")
+        if resume and not folder.is_dir():
+            raise TrainingError(f"{folder}: no such folder, nothing to resume")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
