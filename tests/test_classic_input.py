@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,16 @@ def test_a_small_group_of_wnnm_stays_a_group() -> None:
 def test_a_float_image_on_the_wrong_scale_is_noticed() -> None:
     with pytest.warns(UserWarning, match="far beyond"):
         nlrn.denoise(page().astype(np.float32), 25, method="nlm")
+
+
+def test_twelve_bits_in_sixteen_are_noticed() -> None:
+    twelve = page().astype(np.uint16) * 16
+    with pytest.warns(UserWarning, match="no value is above [0-9]+ of 65535") as caught:
+        nlrn.denoise(twelve, method="nlm")
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nlrn.denoise(page().astype(np.uint16) * 257, 25, method="nlm")
 
 
 def test_the_command_checks_the_level_before_any_file(tmp_path: Path) -> None:

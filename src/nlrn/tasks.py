@@ -45,6 +45,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LARGEST_SCALE = 1.15
 GROWTH_COUNTS = 3
 MUCH_LIGHT = 16.0  # a float image with values beyond it is hardly on the [0, 1] scale
+LITTLE_LIGHT = 4095  # what 12 bits can hold; a 16-bit image with no more probably comes from them
 NEIGHBOURHOOD = 4.0  # pixels: standard deviation of the window for local means
 WEAK_NOISE = 0.7  # of a model's level; below it BM3D is better (benchmarks/levels.py)
 
@@ -232,16 +233,20 @@ def check_sigma(sigma: float | None, picture: Image) -> float:
             raise ValueError(f"noise of sigma {level:.0f} found: float values are to be in [0, 1]")
         if 1 in (picture.height, picture.width):
             warnings.warn("one row or column is too little to estimate noise", stacklevel=3)
-        return level
-    level = check_level(sigma)
+    else:
+        level = check_level(sigma)
     warn_of_range(picture)
     return level
 
 
 def warn_of_range(picture: Image) -> None:
-    """Warns if the values of a float picture are hardly on the [0, 1] scale."""
-    if picture.pixels.dtype.kind == "f" and np.abs(picture.pixels).max(initial=0) > MUCH_LIGHT:
+    """Warns if the values of a float or 16-bit picture are hardly on the scale of its type."""
+    dtype, most = picture.pixels.dtype, np.abs(picture.pixels).max(initial=0)
+    if dtype.kind == "f" and most > MUCH_LIGHT:
         warnings.warn("float values are to be in [0, 1]; these are far beyond it", stacklevel=4)
+    if dtype == np.uint16 and 0 < most <= LITTLE_LIGHT:
+        message = f"no value is above {most} of 65535: if white is there, scale the values first"
+        warnings.warn(message, stacklevel=4)
 
 
 def check_level(sigma: float) -> float:
