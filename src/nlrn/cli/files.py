@@ -77,7 +77,7 @@ def announce_slow_method(
 def _announce(size: tuple[int, int], seconds: float) -> None:
     if seconds > LONG:
         took = _duration(seconds)
-        typer.echo(f"{size[1]} x {size[0]} pixels will take about {took}", err=True)
+        print(f"{size[1]} x {size[0]} pixels will take about {took}", file=sys.stderr)
 
 
 def _duration(seconds: float) -> str:
@@ -121,12 +121,13 @@ def run_jobs(
 
             return work(image, advance)
 
+        # Not click's echo here, which passes by the bar and is written into its line.
         def on_done(facts: dict[str, Any]) -> None:
             for warning in facts["warnings"]:
-                typer.echo(f"warning: {facts['input']}: {warning}", err=True)
+                print(f"warning: {facts['input']}: {warning}", file=sys.stderr)
             if not as_json:
                 what = f"sigma {facts['sigma']:g}" if "sigma" in facts else f"x{facts['scale']:g}"
-                typer.echo(f"{facts['output']} ({what}, {facts['seconds']:.1f} s)")
+                print(f"{facts['output']} ({what}, {facts['seconds']:.1f} s)", flush=True)
 
         try:
             jobs.run(
