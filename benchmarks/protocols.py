@@ -18,7 +18,7 @@ import torch
 
 from nlrn import data
 from nlrn.bench import methods, tables
-from nlrn.bench.run import figures_of
+from nlrn.bench.run import figures_of, part_of
 from nlrn.degrade import add_noise
 
 CENTRE = 256  # pixels: side of what is taken of Urban100
@@ -46,9 +46,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     root, table = data.find_root(options.data), tables.find("denoise-bsd400")
-    first, _, count = options.part.partition("/")
     for image_set in options.sets.split(","):
-        files = data.image_files(image_set, root, part=(int(first), int(count)))[: options.limit]
+        files = data.image_files(image_set, root, part=part_of(options.part))[: options.limit]
         for level in map(int, options.levels.split(",")):
             restorers = [
                 methods.bind(

@@ -125,6 +125,13 @@ def test_a_folder_of_results_inside_the_input_is_no_input(tmp_path: Path, model:
     assert names(tmp_path) == ["a.png", "clean/a.png", "clean/sub/b.png", "sub/b.png"]
 
 
+def test_results_may_go_above_the_input(tmp_path: Path, model: str) -> None:
+    picture(tmp_path / "in" / "a.png")
+    options = ("--model", model, "--sigma", 20)
+    assert nlrn("denoise", tmp_path / "in", *options, "-o", tmp_path).exit_code == 0
+    assert names(tmp_path) == ["a.png", "in/a.png"]
+
+
 def test_an_empty_name_is_not_the_present_folder(
     tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

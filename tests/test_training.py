@@ -128,24 +128,23 @@ def test_a_killed_run_resumes_to_the_same_bits(method: str, root: Path, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_loses_nothing(number: int, root: Path, tmp_path: Path) -> None:
-    # The next line of metrics, and the next checkpoint, would be far away.
+    # The first line of metrics, and the first checkpoint, would be an hour away.
     stage = OFF + "\nschedule = 'constant'"
-    config = write_config(tmp_path / "c.toml", stage.format(steps=100_000), log_every=1000)
+    config = write_config(tmp_path / "c.toml", stage.format(steps=10**7), log_every=10**7)
     process = start(config, "--data", root, "--out", tmp_path / "out")
-    metrics = tmp_path / "out" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not any(entry["step"] >= 1000 for entry in read_metrics(metrics)):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.005)
+    assert process.stdout is not None
+    while "stage 1" not in process.stdout.readline():
+        assert process.poll() is None
+    time.sleep(0.5)
     process.send_signal(number)
     said, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "interrupted, --resume goes on" in said
     assert errors == "stopping after this step; once more stops at once, without saving\n"
-    stopped_at = read_metrics(metrics)[-1]["step"]
+    stopped_at = read_metrics(tmp_path / "out" / "metrics.jsonl")[-1]["step"]
     _, metadata = checkpoint.read(tmp_path / "out" / checkpoint.NAME)
-    assert json.loads(metadata["progress"])["step"] == stopped_at > 1000
+    assert json.loads(metadata["progress"])["step"] == stopped_at > 0
 
-    write_config(tmp_path / "c.toml", stage.format(steps=stopped_at + 7), log_every=1000)
+    write_config(tmp_path / "c.toml", stage.format(steps=stopped_at + 7), log_every=10**7)
     whole = training.run(tmp_path / "c.toml", data_root=root, out=tmp_path / "whole")
     resumed = training.run(tmp_path / "c.toml", data_root=root, out=tmp_path / "out", resume=True)
     assert_same(tensors_of(resumed), tensors_of(whole))

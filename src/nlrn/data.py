@@ -147,6 +147,8 @@ def image_files(name: str, root: str | Path, *, part: tuple[int, int] = (1, 1)) 
     """
     name = set_name(name)
     first, every = part
+    if not 1 <= first <= every:
+        raise DataError(f"part must be one of 1/n to n/n, got {first}/{every}")
     chosen = published(name)[first - 1 :: every]
     found: list[Path] = []
     for folder in SETS[name]:

@@ -214,7 +214,7 @@ def as_array(result: Image, given: Array | str | Path) -> Array:
         pixels = result.pixels[..., None]
     else:
         pixels = result.pixels
-    return pixels.astype(given.dtype) if isinstance(given, np.ndarray) else pixels
+    return pixels.astype(given.dtype, copy=False) if isinstance(given, np.ndarray) else pixels
 
 
 @contextlib.contextmanager

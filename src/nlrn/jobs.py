@@ -163,13 +163,11 @@ def _sources(
             found, base = sorted(p for p in matches if p.is_file()), _fixed_part(path)
             if not found:
                 raise InputError(f"{text}: no file matches")
+        inside = results is not None and base.resolve() in results.parents
         for file in found:
-            if made_by_us and file.stem.endswith(made_by_us):
-                continue
-            below = results is not None and results != base.resolve()
-            if below and results in file.resolve().parents:
-                continue
-            yield file, file.relative_to(base)
+            is_result = bool(made_by_us) and file.stem.endswith(str(made_by_us))
+            if not (is_result or (inside and results in file.resolve().parents)):
+                yield file, file.relative_to(base)
 
 
 def _fixed_part(pattern: Path) -> Path:

@@ -202,28 +202,12 @@ class NonLocal2d(nn.Module):
 class NonLocalBlock2d(NonLocal2d):
     """`NonLocal2d` where no correlation is handed on: a tensor in, a tensor out.
 
-    So it can stand in `nn.Sequential` and wherever else a convolution could.
+    So it can stand in `nn.Sequential` and wherever else a convolution could. The options are those
+    of `NonLocal2d`.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        embed: int = 64,
-        window: int = 45,
-        *,
-        affinity: str = "embedded_gaussian",
-        border: str = "mask",
-        bandwidth: float = 10.0,
-    ) -> None:
-        super().__init__(
-            channels,
-            embed,
-            window,
-            affinity=affinity,
-            border=border,
-            bandwidth=bandwidth,
-            keep_correlation=False,
-        )
+    def __init__(self, channels: int, embed: int = 64, window: int = 45, **options: Any) -> None:
+        super().__init__(channels, embed, window, keep_correlation=False, **options)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """Features [B, C, H, W] -> features alike."""

@@ -126,8 +126,6 @@ def plan(
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be 1 or more, got {limit}")
-    if not 1 <= part[0] <= part[1]:
-        raise ValueError(f"part must be one of 1/n to n/n, got {part[0]}/{part[1]}")
     known = methods.names(table)
     chosen = _choose("method", wanted, known, table) if wanted is not None else table.methods
     cells, notes = [], []
@@ -145,6 +143,15 @@ def plan(
     if not cells and wanted is not None:
         raise ValueError("; ".join(notes))
     return cells, notes
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """The part (k, n) that "k/n" names."""
+    first, _, every = text.partition("/")
+    try:
+        return int(first), int(every)
+    except ValueError:
+        raise ValueError(f"part must be such as 1/2, got {text!r}") from None
 
 
 def _choose(

@@ -211,7 +211,7 @@ def _run_table(
         levels=numbers,
         wanted=None if wanted is None else wanted.split(","),
         limit=limit,
-        part=_part(part),
+        part=runs.part_of(part),
     )
     for note in notes:
         typer.echo(f"left out: {note}", err=True)
@@ -225,14 +225,6 @@ def _run_table(
             progress.update(bar, description=label, completed=done, total=total)
 
         return runs.run(cells, folder, seed=seed, on_image=on_image)
-
-
-def _part(text: str) -> tuple[int, int]:
-    first, _, count = text.partition("/")
-    try:
-        return int(first), int(count)
-    except ValueError:
-        raise ValueError(f"part must be such as 1/2, got {text!r}") from None
 
 
 def _level(text: str) -> int:
