@@ -59,6 +59,7 @@ def test_no_weight_starts_from_one_that_has_seen_other_images() -> None:
         ("steps = 9", "steps = 9\nborder = 'zero'", r"border must be one of mask, circular"),
         ("[data]", "[optimizer]\nmethod = 'sgd'\n[data]", r"method must be one of adam, muon"),
         ("[data]", "[optimizer]\nclip_norm = -1\n[data]", r"clip_norm must be 0 or more, got -1"),
+        ("[data]", "[optimizer]\nbalance = 2\n[data]", r"balance must be in \[0, 1\], got 2"),
         ("[data]", "[optimizer]\nmomentum = 1\n[data]", r"momentum must be in \[0, 1\), got 1"),
         ("[data]", "[optimizer]\nweight_decay = 0.1\n[data]", r"is for method muon, got 'adam'"),
         ("'cpu'", "'tpu'", r"\[machine\] accelerator must be one of auto, cpu, cuda"),

@@ -298,9 +298,10 @@ def test_dense_attention_says_what_it_cannot_do() -> None:
 
 
 def make_step(
-    stage: Stage, model: NLRNConfig = SMALL, **machine: Any
+    stage: Stage, model: NLRNConfig = SMALL, *, balance: float = 0.0, **machine: Any
 ) -> tuple[learner.Learner, Step]:
-    config = Config("test", (stage,), model=model, machine=Machine(**machine))
+    optimizer = Optimizer(balance=balance)
+    config = Config("test", (stage,), model=model, machine=Machine(**machine), optimizer=optimizer)
     learning = learner.make(config, CPU)
     learning.model.load_state_dict(random_network(model).state_dict())
     learning.average.load_state_dict(random_network(model).state_dict())
@@ -390,7 +391,7 @@ def test_a_recorded_and_compiled_step_learns_what_a_plain_one_does(
 ) -> None:
     stage = Stage(steps=1, patch=16, non_local=non_local)
     device = torch.device("cuda")
-    optimizer = Optimizer(method=method)
+    optimizer = Optimizer(method=method, balance=0.5)
     losses = []
     for fast in (False, True):
         machine = Machine(compile=fast, cuda_graph=fast)
@@ -409,6 +410,20 @@ def test_a_recorded_and_compiled_step_learns_what_a_plain_one_does(
         assert (step._graph is not None) == fast
         losses.append(readings)
     np.testing.assert_allclose(losses[1], losses[0], rtol=2e-3)
+
+
+@pytest.mark.parametrize("balance", [0.5, 1.0])
+def test_patches_that_are_far_off_count_less_when_balanced(balance: float) -> None:
+    learning, step = make_step(Stage(steps=1, freeze_norm=True), balance=balance)
+    clean = torch.rand(3, 1, 12, 10)
+    noisy = clean + torch.tensor([0.0, 0.03, 0.3]).view(3, 1, 1, 1)
+    restored = learning.model.eval()(noisy).detach()
+    expected = 0.0
+    for after, before, target in zip(restored, noisy, clean, strict=True):
+        was, now = (float(((x - target) * 255 / 25).square().mean()) for x in (before, after))
+        expected += 0.5 * now / (was + 0.1) ** balance / 3
+    step(noisy, clean, 0.0, 0.0)
+    assert step.take()[0] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("method", OPTIMIZERS)

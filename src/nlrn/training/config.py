@@ -99,6 +99,9 @@ class Optimizer:
         weight_decay: share of Muon's matrices that a step takes away, times the learning rate;
             Adam's weights are left alone.
         ema_decay: weight of the old average at each step; it grows from 0.1 to this at first.
+        balance: patches count less the farther the degraded one is off: the loss of a patch is
+            divided by its mean squared error before, to this power. 0, the paper's, counts every
+            squared error alike, so that what is enlarged most outweighs the rest.
     """
 
     method: str = "adam"
@@ -106,6 +109,7 @@ class Optimizer:
     momentum: float = 0.95
     weight_decay: float = 0.0
     ema_decay: float = 0.999
+    balance: float = 0.0
 
     def __post_init__(self) -> None:
         _one_of("method", self.method, OPTIMIZERS)
@@ -117,6 +121,8 @@ class Optimizer:
         for name in ("momentum", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise TrainingError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        if not 0 <= self.balance <= 1:
+            raise TrainingError(f"balance must be in [0, 1], got {self.balance}")
 
 
 @dataclass(frozen=True)

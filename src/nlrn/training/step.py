@@ -14,14 +14,15 @@ from nlrn.training.config import Config
 from nlrn.training.learner import Learner
 
 WARM_STEPS = 4  # the first steps of a stage, in which kernels are compiled and chosen
+_FLAT = 0.1  # mean squared error before, in units of the noise, below which patches count alike
 
 
 class Step:
     """A training step of one stage, to be called once per batch.
 
     The loss is the paper's 1/2 squared error over the whole patch, as a mean over all pixels and
-    in units of the noise: 0.5 for the noisy image itself at every noise level. Nothing is read
-    back from the device; `take` does that.
+    in units of the noise: 0.5 for the noisy image itself at every noise level, unless the config
+    balances the patches. Nothing is read back from the device; `take` does that.
 
     On one GPU the first steps run as they are, then a whole step is recorded as a CUDA graph and
     replayed: launched one by one, its thousands of small kernels would keep the GPU waiting.
@@ -31,7 +32,7 @@ class Step:
     def __init__(self, learner: Learner, config: Config, fabric: Any) -> None:
         self.learner, self.fabric = learner, fabric
         self.scale = 255 / config.data.sigma
-        self.clip_norm = config.optimizer.clip_norm
+        self.clip_norm, self.balance = config.optimizer.clip_norm, config.optimizer.balance
         model, average = learner.model, learner.average
         device = next(model.parameters()).device
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -133,8 +134,11 @@ class Step:
             half = torch.is_autocast_enabled(device)
             dtype = torch.get_autocast_dtype(device) if half else noisy.dtype
             restored = tied.forward(self.learner.model, noisy, dtype)
-        error = (restored.float() - clean) * self.scale
-        loss = 0.5 * error.square().mean()
+        after, before = ((image.float() - clean) * self.scale for image in (restored, noisy))
+        squares = after.square().mean((1, 2, 3))
+        if self.balance:
+            squares = squares / (before.square().mean((1, 2, 3)) + _FLAT).pow(self.balance)
+        loss = 0.5 * squares.mean()
         loss.backward()
         if self.fabric.world_size > 1:
             self._average_gradients()
