@@ -134,11 +134,10 @@ class Step:
             half = torch.is_autocast_enabled(device)
             dtype = torch.get_autocast_dtype(device) if half else noisy.dtype
             restored = tied.forward(self.learner.model, noisy, dtype)
-        after, before = ((image.float() - clean) * self.scale for image in (restored, noisy))
-        squares = after.square().mean((1, 2, 3))
+        errors = self._squared_error(restored.float(), clean)
         if self.balance:
-            squares = squares / (before.square().mean((1, 2, 3)) + _FLAT).pow(self.balance)
-        loss = 0.5 * squares.mean()
+            errors = errors / (self._squared_error(noisy, clean) + _FLAT).pow(self.balance)
+        loss = 0.5 * errors.mean()
         loss.backward()
         if self.fabric.world_size > 1:
             self._average_gradients()
@@ -148,6 +147,10 @@ class Step:
         self._update_average()
         self._losses += loss.detach().nan_to_num(0.0, 0.0, 0.0)
         self._grad_norm.copy_(norm)
+
+    def _squared_error(self, patches: Tensor, clean: Tensor) -> Tensor:
+        """Mean of each patch, in units of the noise [B]."""
+        return ((patches - clean) * self.scale).square().mean((1, 2, 3))
 
     def _learn(self, bad: Tensor) -> None:
         """The optimizers' step, but not with gradients that are not numbers.
