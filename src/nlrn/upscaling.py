@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.functional import max_pool2d
 
 from nlrn import images, weights
 from nlrn.degrade import imresize
@@ -58,7 +59,9 @@ def upscale_image(
 
     All channels are enlarged by bicubic interpolation. Gray then goes through the network as it
     is; of colour the luminance does, and what the network changes in it is added to all three.
-    Below a factor of 2, to which the network would give too much, it is enlarged by 2 and shrunk.
+    Where nothing varies nothing is changed: white stays white also at the edges, where the network
+    alone is off by a level or two. Below a factor of 2, to which the network would give too much,
+    it is enlarged by 2 and shrunk.
     """
     if scale < SMALLEST_FACTOR:
         double = upscale_image(picture, SMALLEST_FACTOR, network, settings, progress)
@@ -75,11 +78,20 @@ def upscale_image(
     is_gray = large.ndim == 2
     luminance = large if is_gray else large @ LUMINANCE + LUMINANCE_OF_BLACK
     planes = torch.from_numpy(luminance)[None, None]
-    result = settings.restore(network, planes, progress)[0, 0].numpy()
+    restored = settings.restore(network, planes, progress)
+    result = torch.where(_is_flat(planes, round(scale)), planes, restored)[0, 0].numpy()
     if not is_gray:
         change = (result - luminance) * RGB_OF_LUMINANCE
         result = np.add(large, change[..., None], out=large)
     return _like(picture, result, alpha)
+
+
+def _is_flat(planes: torch.Tensor, reach: int) -> torch.Tensor:
+    """Where all pixels that are up to `reach` away are equal, but for rounding."""
+    side = 2 * reach + 1
+    highest = max_pool2d(planes, side, stride=1, padding=reach)
+    lowest = -max_pool2d(-planes, side, stride=1, padding=reach)
+    return highest - lowest < 1e-5
 
 
 def _like(picture: Image, pixels: np.ndarray, opacity: np.ndarray | None) -> Image:
