@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from nlrn.degrade import add_noise
-from nlrn.tasks import CLASSIC
+from nlrn.restoration.denoise import CLASSIC
 
 SIGMA = 25
 SIZES = (256, 512)

@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 import nlrn
-from nlrn.memory import keep_freed_memory
-from nlrn.model import CONFIGS, random_network
+from nlrn.hardware import keep_freed_memory
+from nlrn.models.nlrn import CONFIGS, random_network
 
 GEMM = 2048
 

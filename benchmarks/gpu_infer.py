@@ -25,11 +25,12 @@ from gpu_measure import (
 )
 from torch import Tensor
 
-from nlrn import folded, inference
-from nlrn.folded import FoldedNLRN
-from nlrn.model import random_network
+from nlrn.inference import engine as inference
+from nlrn.inference.tiles import network_memory
+from nlrn.models import nlrn_inference as folded
+from nlrn.models.nlrn import random_network
+from nlrn.models.nlrn_inference import FoldedNLRN
 from nlrn.ops import neighborhood_attention
-from nlrn.tiles import network_memory
 
 Size = tuple[int, int]
 
@@ -255,8 +256,8 @@ def tiles(setup: Setup, report: Report) -> None:
 
 FIRST_CALL = """
 import time, torch
-from nlrn.inference import restore
-from nlrn.model import NLRNConfig, random_network
+from nlrn.inference.engine import restore
+from nlrn.models.nlrn import NLRNConfig, random_network
 image, model = torch.rand(1, 1, 256, 256), random_network(NLRNConfig())
 torch.zeros(1, device="cuda")
 for _ in range(2):

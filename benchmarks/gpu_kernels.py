@@ -28,8 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import torch
 from torch import Tensor
 
-from nlrn.ops import triton_impl, triton_launch, triton_layout
-from nlrn.ops.triton_layout import Plan, Tuning
+from nlrn.ops.triton import backend as triton_impl
+from nlrn.ops.triton import launch as triton_launch
+from nlrn.ops.triton import layout as triton_layout
+from nlrn.ops.triton.layout import Plan, Tuning
 
 EMBED, CHANNELS, STATES = 64, 128, 12
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the CPU only to try the checks

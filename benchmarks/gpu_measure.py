@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import torch
 
-from nlrn.model import CONFIGS, NLRNConfig
+from nlrn.models.nlrn import CONFIGS, NLRNConfig
 
 
 class Training(NamedTuple):

@@ -15,8 +15,8 @@ import torch
 from gpu_kernels import Check, run_check
 from gpu_measure import Report, Setup, setting
 
-from nlrn.folded import FoldedNLRN
-from nlrn.model import random_network
+from nlrn.models.nlrn import random_network
+from nlrn.models.nlrn_inference import FoldedNLRN
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 WORKERS = 15

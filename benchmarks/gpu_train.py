@@ -13,8 +13,8 @@ import torch
 from gpu_measure import Report, Setup, Training, milliseconds, peak_gib, profile_of
 from torch import Tensor
 
-from nlrn import data
-from nlrn.model import NonLocal2d, random_network
+from nlrn import datasets
+from nlrn.models.nlrn import NonLocal2d, random_network
 from nlrn.ops import neighborhood_attention
 from nlrn.training import learner
 from nlrn.training.batches import Patches
@@ -47,7 +47,7 @@ def make_step(
     shape: Training,
     operator: str,
     *,
-    images: list[data.Gray] | None = None,
+    images: list[datasets.Gray] | None = None,
     recorded: bool = True,
     sigma: float = 25,
     start_from: str = "",
@@ -151,7 +151,7 @@ def converge(setup: Setup, report: Report, root: str | None) -> None:
     module on jumps now and then, whatever computes the module, and two curves part where one does.
     """
     if setup.on_gpu:
-        images = data.read_all(data.image_files("bsds500/train", data.find_root(root)))
+        images = datasets.read_all(datasets.image_files("bsds500/train", datasets.find_root(root)))
     else:
         rng = np.random.default_rng(0)
         images = [rng.integers(0, 256, (40, 50), dtype=np.uint8) for _ in range(4)]
@@ -169,7 +169,7 @@ def converge(setup: Setup, report: Report, root: str | None) -> None:
                    **compare(curves["fused"], curves["dense"]))  # fmt: skip
 
 
-def losses(setup: Setup, operator: str, images: list[data.Gray]) -> list[float]:
+def losses(setup: Setup, operator: str, images: list[datasets.Gray]) -> list[float]:
     shape = setup.training[0]
     start_from = "denoise-gray-s25" if setup.on_gpu else ""  # elsewhere the network is tiny
     step, patches = make_step(setup, shape, operator, images=images, sigma=50,

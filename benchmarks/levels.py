@@ -14,10 +14,10 @@ import warnings
 import numpy as np
 
 import nlrn
-from nlrn import data, weights
+from nlrn import datasets, weights
 from nlrn.classic import denoise_bm3d
 from nlrn.degrade import add_noise
-from nlrn.tasks import choose_weight
+from nlrn.restoration.denoise import choose_weight
 
 CROP, EVERY = 128, 3  # pixels; every third image
 
@@ -45,8 +45,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     settings = nlrn.Settings(dtype=options.dtype, device=options.device)
-    files = data.training_files("bsd300-validation", data.find_root(options.data))[::EVERY]
-    crops = {file.stem: data.centre_crop(data.read_gray(file), CROP) for file in files}
+    files = datasets.training_files("bsd300-validation", datasets.find_root(options.data))[::EVERY]
+    crops = {file.stem: datasets.centre_crop(datasets.read_gray(file), CROP) for file in files}
     clean = {name: crop / 255 for name, crop in crops.items() if crop is not None}
     warnings.simplefilter("ignore")  # that noise is weak: the figures say it
     print(f"{len(clean)} crops of {CROP} x {CROP}")

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nlrn import data
+from nlrn import datasets
 from nlrn.bench import methods, tables
 from nlrn.bench.run import figures_of, part_of
 from nlrn.degrade import add_noise
@@ -26,10 +26,10 @@ CENTRE = 256  # pixels: side of what is taken of Urban100
 
 def image_of(file: Path, image_set: str) -> np.ndarray:
     """The clean gray image [H, W], uint8."""
-    gray = data.read_gray(file)
+    gray = datasets.read_gray(file)
     if image_set != "Urban100":
         return gray
-    centre = data.centre_crop(gray, CENTRE)
+    centre = datasets.centre_crop(gray, CENTRE)
     assert centre is not None, f"{file} is smaller than {CENTRE}"
     return centre
 
@@ -45,9 +45,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
-    root, table = data.find_root(options.data), tables.find("denoise-bsd400")
+    root, table = datasets.find_root(options.data), tables.find("denoise-bsd400")
     for image_set in options.sets.split(","):
-        files = data.image_files(image_set, root, part=part_of(options.part))[: options.limit]
+        files = datasets.image_files(image_set, root, part=part_of(options.part))[: options.limit]
         for level in map(int, options.levels.split(",")):
             restorers = [
                 methods.bind(

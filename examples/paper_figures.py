@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from nlrn import data, images
+from nlrn import datasets, images
 from nlrn.bench import methods
 from nlrn.bench.run import degraded_pair, figures_of
 from nlrn.bench.tables import TABLES, Table
@@ -83,9 +83,9 @@ def row(
     """Overview, ground truth, and what each method makes of the degraded image."""
     image_set, name, *corner = picture
     crop = (corner[0], corner[1])
-    file = next(f for f in data.image_files(image_set, root) if f.stem == name)
+    file = next(f for f in datasets.image_files(image_set, root) if f.stem == name)
     task, level = figure.table.task, figure.level
-    clean, degraded = degraded_pair(task, data.read_image(file), level, 0, file)
+    clean, degraded = degraded_pair(task, datasets.read_image(file), level, 0, file)
     panels = [overview(clean, crop, f"{image_set} {name}"), panel(clean, crop, "ground truth")]
     for method in figure.methods:
         try:
@@ -123,7 +123,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     how = methods.Setting(dtype=options.dtype, device=options.device, weight=options.weight)
-    source = data.find_root(options.data)
+    source = datasets.find_root(options.data)
     for chosen in options.figure or FIGURES:
         wanted = FIGURES[chosen]
         sheet = draw([row(wanted, p, source, how) for p in wanted.pictures[: options.limit]])

@@ -21,14 +21,15 @@ from skimage.metrics import peak_signal_noise_ratio
 from typer.testing import CliRunner
 
 import nlrn
-from nlrn import data, tasks, weights
+from nlrn import datasets, weights
 from nlrn.bench import documents, methods, report, run, tables
 from nlrn.bench.methods import Setting, UnavailableError
 from nlrn.bench.run import Row
 from nlrn.bench.tables import TABLES
 from nlrn.cli import app
 from nlrn.degrade import imresize
-from nlrn.model import NLRNConfig, random_network
+from nlrn.models.nlrn import NLRNConfig, random_network
+from nlrn.restoration import denoise as tasks
 
 ROOT = Path(__file__).parents[1]
 DATA = os.environ.get("NLRN_DATA")
@@ -51,8 +52,8 @@ def small_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             file = root / folder / f"{number}.png"
             Picture.fromarray(pixels).save(file)
             hashes[folder][file.name] = _sha256(file)
-    published = data.manifest()
-    monkeypatch.setattr(data, "manifest", lambda: published | hashes)
+    published = datasets.manifest()
+    monkeypatch.setattr(datasets, "manifest", lambda: published | hashes)
     monkeypatch.setenv("NLRN_DATA", str(root))
     return root
 
@@ -79,7 +80,7 @@ def without_time(rows: list[dict[str, object]]) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_tables_name_sets_methods_and_figures_that_exist(table: tables.Table) -> None:
-    assert set(table.sets) <= set(data.TEST_SETS)
+    assert set(table.sets) <= set(datasets.TEST_SETS)
     assert set(table.methods) <= set(methods.names(table))
     assert set(table.weights) <= set(methods.NETWORKS)
     for image_set in table.sets:
@@ -101,9 +102,9 @@ def test_no_weight_has_seen_a_set_of_its_table(table: tables.Table) -> None:
             default = {"sr-y": ("sr291",)}.get(name, ("bsd400",))
             if "bsd300" in name or name in ("denoise-gray-s30", "denoise-gray-s70"):
                 default = ("bsd300",)
-            seen = frozenset().union(*map(data.origins, entry.data if entry else default))
+            seen = frozenset().union(*map(datasets.origins, entry.data if entry else default))
             for image_set in table.sets:
-                assert seen.isdisjoint(data.origins(image_set)), f"{name} on {image_set}"
+                assert seen.isdisjoint(datasets.origins(image_set)), f"{name} on {image_set}"
 
 
 def test_the_papers_figures_and_misprints() -> None:
@@ -175,7 +176,7 @@ def test_classic_methods_run_where_they_are_told(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_network_runs_by_both_protocols_and_with_views(tmp_path: Path) -> None:
-    from nlrn.inference import restore, restore_patches
+    from nlrn.inference.engine import restore, restore_patches
 
     file = tmp_path / "tiny.safetensors"
     model = random_network(TINY)
@@ -211,7 +212,7 @@ def test_rows_are_right(small_root: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert not notes and [cell.level for cell in cells] == [15, 25, 50]
     rows = run.run(cells, tmp_path / "rows")
     assert len(rows) == 9
-    clean = data.read_image(small_root / "set12" / "1.png")
+    clean = datasets.read_image(small_root / "set12" / "1.png")
     given = run.degraded_pair("denoise", clean, 25, 0, Path("1.png"))[1]
     rounded = np.floor(given.clip(0, 1) * 255 + 0.5).astype(np.uint8)
     row = next(row for row in rows if (row.level, row.image) == (25, "1"))
@@ -222,7 +223,9 @@ def test_rows_are_right(small_root: Path, tmp_path: Path, monkeypatch: pytest.Mo
     cells, notes = run.plan(SR, small_root, Setting(), sets=["Set5"], levels=[3])
     assert notes == ["NLRN at x3: no weight 'sr-y' yet"]
     row = run.run(cells, tmp_path / "rows")[0]
-    truth, small = run.degraded_pair("sr", data.read_image(cells[0].files[0]), 3, 0, Path("0.png"))
+    truth, small = run.degraded_pair(
+        "sr", datasets.read_image(cells[0].files[0]), 3, 0, Path("0.png")
+    )
     assert truth.shape == (27, 24) and small.shape == (9, 8)
     result = np.floor(imresize(small, 3).clip(0, 1) * 255 + 0.5).astype(np.uint8)
     inside = slice(3, -3)
@@ -260,7 +263,7 @@ def test_parts_make_up_the_whole(small_root: Path, tmp_path: Path) -> None:
     assert {row.key: row.psnr for row in joined} == {row.key: row.psnr for row in whole}
     (small_root / "set12" / "1.png").unlink()  # one machine need not have what the other has
     assert [row.psnr for row in rows((1, 2), "again")] == [row.psnr for row in first]
-    with pytest.raises(data.DataError, match=r"1\.png is missing; Set12 needs 1 images there"):
+    with pytest.raises(datasets.DataError, match=r"1\.png is missing; Set12 needs 1 images there"):
         rows((2, 2), "again")
 
 
@@ -343,7 +346,7 @@ def example(psnr: float = 30.0, **changes: object) -> Row:
 def complete(psnr: float, method: str = "BM3D", **changes: Any) -> list[Row]:
     return [
         example(psnr, image=Path(file).stem, method=method, **changes)
-        for _, file in data.published(changes.get("set", "Set12"))
+        for _, file in datasets.published(changes.get("set", "Set12"))
     ]
 
 

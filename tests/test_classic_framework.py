@@ -19,7 +19,7 @@ from nlrn.classic import (
     transforms,
 )
 from nlrn.degrade import add_noise, rgb2gray
-from nlrn.model import NonLocal2d
+from nlrn.models.nlrn import NonLocal2d
 from nlrn.ops import AFFINITIES
 
 SIGMA = 25

@@ -140,7 +140,7 @@ def test_the_command_checks_the_level_before_any_file(tmp_path: Path) -> None:
 def test_a_method_that_fails_on_one_file_goes_on_with_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nlrn import tasks
+    from nlrn.restoration import denoise as tasks
 
     for name in "ab":
         images.write(tmp_path / f"{name}.png", images.Image(page()))

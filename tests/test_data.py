@@ -14,8 +14,8 @@ from PIL import Image
 from training_runs import make_root
 from typer.testing import CliRunner, Result
 
-from nlrn import cli, data, degrade, weights
-from nlrn.data import DataError
+from nlrn import cli, datasets, degrade, weights
+from nlrn.datasets import DataError
 
 REAL = Path(os.environ.get("NLRN_DATA", "/nowhere"))
 with_real_data = pytest.mark.skipif(not REAL.is_dir(), reason="NLRN_DATA names no data root")
@@ -36,14 +36,14 @@ TASKS = {
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A root with three small images per folder, and a manifest of just these."""
     rng = np.random.default_rng(0)
-    manifest: dict[str, dict[str, str]] = {folder: {} for folder in data.manifest()}
+    manifest: dict[str, dict[str, str]] = {folder: {} for folder in datasets.manifest()}
     for folder, files in manifest.items():
         (tmp_path / folder).mkdir(parents=True)
-        for stem in ("a", "b", data.VAL_NOT_IN_BSD68[0]):
+        for stem in ("a", "b", datasets.VAL_NOT_IN_BSD68[0]):
             file = tmp_path / folder / f"{stem}.png"
             Image.fromarray(rng.integers(0, 256, (3, 5), dtype=np.uint8)).save(file)
             files[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
-    monkeypatch.setattr(data, "manifest", lambda: manifest)
+    monkeypatch.setattr(datasets, "manifest", lambda: manifest)
     monkeypatch.delenv("NLRN_DATA", raising=False)
     return tmp_path
 
@@ -53,71 +53,73 @@ def nlrn_check(root: Path, *more: str) -> Result:
 
 
 def test_counts_of_the_published_sets() -> None:
-    assert {name: len(data.published(name)) for name in COUNTS} == COUNTS
-    assert set(COUNTS) == set(data.SETS) - set(data.manifest())  # the rest are single folders
-    assert set(data.TEST_SETS) < set(COUNTS)
-    hashes = [sha256 for files in data.manifest().values() for sha256 in files.values()]
+    assert {name: len(datasets.published(name)) for name in COUNTS} == COUNTS
+    assert set(COUNTS) == set(datasets.SETS) - set(
+        datasets.manifest()
+    )  # the rest are single folders
+    assert set(datasets.TEST_SETS) < set(COUNTS)
+    hashes = [sha256 for files in datasets.manifest().values() for sha256 in files.values()]
     assert all(len(bytes.fromhex(sha256)) == 32 for sha256 in hashes)
 
 
 @pytest.mark.parametrize("name", ["Set12", "set12", "SET12"])
 def test_upper_and_lower_case_do_not_matter(name: str, root: Path) -> None:
-    assert data.set_name(name) == "Set12" and data.folders(name) == ("set12",)
-    assert len(data.image_files(name, root)) == 3
+    assert datasets.set_name(name) == "Set12" and datasets.folders(name) == ("set12",)
+    assert len(datasets.image_files(name, root)) == 3
 
 
 def test_every_folder_is_a_set() -> None:
-    assert all(data.folders(folder) == (folder,) for folder in data.manifest())
+    assert all(datasets.folders(folder) == (folder,) for folder in datasets.manifest())
 
 
 def test_an_unknown_set_is_one_line() -> None:
     with pytest.raises(DataError, match="unknown image set 'bsd500'; known sets: Set5, Set12, "):
-        data.image_files("bsd500", "")
+        datasets.image_files("bsd500", "")
 
 
 @pytest.mark.parametrize("train", TASKS)
 def test_nothing_is_trained_validated_and_tested_on(train: str) -> None:
     validation, tests = TASKS[train]
-    chosen_on = set(data.published(validation))
-    assert chosen_on.isdisjoint(data.published(train))
+    chosen_on = set(datasets.published(validation))
+    assert chosen_on.isdisjoint(datasets.published(train))
     for test in tests:
-        assert data.origins(train).isdisjoint(data.origins(test))
-        assert chosen_on.isdisjoint(data.published(test))
+        assert datasets.origins(train).isdisjoint(datasets.origins(test))
+        assert chosen_on.isdisjoint(datasets.published(test))
     # BSD68 has other files of pictures in bsds500/val: see the test on the real manifest below.
 
 
 def test_bsd68_is_known_to_come_from_val() -> None:
-    assert not data.origins("BSD68").isdisjoint(data.origins("bsd300"))
-    assert data.origins("bsd68").isdisjoint(data.origins("bsd400"))
+    assert not datasets.origins("BSD68").isdisjoint(datasets.origins("bsd300"))
+    assert datasets.origins("bsd68").isdisjoint(datasets.origins("bsd400"))
 
 
 @pytest.mark.parametrize("name", weights.manifest())
 def test_no_weight_is_reported_on_what_it_has_seen(name: str) -> None:
     entry = weights.manifest()[name]
-    seen = frozenset().union(*[data.origins(part) for part in entry.data])
+    seen = frozenset().union(*[datasets.origins(part) for part in entry.data])
     tests = {test.split()[0] for test, _ in entry.psnr}  # a scale may follow: Set5 x2
-    assert seen and tests and all(seen.isdisjoint(data.origins(test)) for test in tests)
+    assert seen and tests and all(seen.isdisjoint(datasets.origins(test)) for test in tests)
 
 
 def test_images_are_those_of_the_manifest_in_order(root: Path) -> None:
     shutil.copy(root / "bsds500/test/a.png", root / "bsds500/test/0.png")  # not of the set
-    name = data.VAL_NOT_IN_BSD68[0]
-    files = [file.relative_to(root).as_posix() for file in data.image_files("bsd400", root)]
+    name = datasets.VAL_NOT_IN_BSD68[0]
+    files = [file.relative_to(root).as_posix() for file in datasets.image_files("bsd400", root)]
     stems = [name, "a", "b"]
     assert files == [f"bsds500/{s}/{stem}.png" for s in ("train", "test") for stem in stems]
-    assert [file.stem for file in data.image_files("bsd400-validation", root)] == [name]
+    assert [file.stem for file in datasets.image_files("bsd400-validation", root)] == [name]
 
 
 def test_a_missing_image_is_one_line(root: Path) -> None:
     (root / "set12/b.png").unlink()
     with pytest.raises(DataError, match=r"set12: b\.png is missing; Set12 needs 3 images there$"):
-        data.image_files("set12", root)
+        datasets.image_files("set12", root)
     (root / "set12/a.png").unlink()
     with pytest.raises(DataError, match=r"set12: a\.png and 1 more are missing; Set12 needs 3"):
-        data.image_files("set12", root)
+        datasets.image_files("set12", root)
     shutil.rmtree(root / "bsds500/test")
     with pytest.raises(DataError, match=r"test: no such folder; bsd400 needs 3 images there$"):
-        data.image_files("bsd400", root)
+        datasets.image_files("bsd400", root)
 
 
 def test_a_damaged_image_is_refused_and_ones_own_is_read(root: Path) -> None:
@@ -126,39 +128,39 @@ def test_a_damaged_image_is_refused_and_ones_own_is_read(root: Path) -> None:
     with pytest.raises(
         DataError, match=r"train/a\.png: sha256 differs from the manifest; the file"
     ):
-        data.read_image(file)
+        datasets.read_image(file)
     with pytest.raises(DataError, match="sha256 differs"):
-        data.read_all(data.training_files("bsd400", root))
-    assert data.read_image(shutil.move(file, file.with_name("mine.png"))).shape == (3, 5)
+        datasets.read_all(datasets.training_files("bsd400", root))
+    assert datasets.read_image(shutil.move(file, file.with_name("mine.png"))).shape == (3, 5)
     with pytest.raises(DataError, match=r"none\.png: No such file"):
-        data.read_image(root / "none.png")
+        datasets.read_image(root / "none.png")
 
 
 def test_training_takes_the_images_that_are_there(tmp_path: Path) -> None:
     own = make_root(tmp_path)  # none of its images is published
-    assert [file.stem for file in data.training_files("bsd400", own)] == ["a", "b", "c"]
-    bsd300 = [file.stem for file in data.training_files("bsd300", own)]
+    assert [file.stem for file in datasets.training_files("bsd400", own)] == ["a", "b", "c"]
+    bsd300 = [file.stem for file in datasets.training_files("bsd300", own)]
     assert bsd300[:2] == ["a", "b"] and "101085" in bsd300
-    validation = {file.stem for file in data.training_files("bsd400-validation", own)}
-    assert validation == set(data.VAL_NOT_IN_BSD68[:3])  # 101085 is in BSD68
+    validation = {file.stem for file in datasets.training_files("bsd400-validation", own)}
+    assert validation == set(datasets.VAL_NOT_IN_BSD68[:3])  # 101085 is in BSD68
     with pytest.raises(DataError, match=r"t91: no such folder; sr291 needs 91 images there$"):
-        data.training_files("sr291", own)
+        datasets.training_files("sr291", own)
     (own / "t91").mkdir()
     with pytest.raises(DataError, match="no images of t91 in t91"):
-        data.training_files("t91", own)
+        datasets.training_files("t91", own)
 
 
 def test_a_wrong_root_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NLRN_DATA", raising=False)
     with pytest.raises(DataError, match="name one with --data, or set NLRN_DATA"):
-        data.find_root(None)
+        datasets.find_root(None)
     with pytest.raises(DataError, match="none: the data root is not a folder"):
-        data.find_root(tmp_path / "none")
+        datasets.find_root(tmp_path / "none")
     with pytest.raises(DataError, match="not a data root, it has none of set5, set12"):
-        data.find_root(tmp_path)
+        datasets.find_root(tmp_path)
     monkeypatch.setenv("NLRN_DATA", str(tmp_path))
     (tmp_path / "t91").mkdir()
-    assert data.find_root() == tmp_path
+    assert datasets.find_root() == tmp_path
 
 
 def test_check_of_a_complete_root(root: Path) -> None:
@@ -221,19 +223,19 @@ def test_check_of_a_wrong_root_is_one_line(tmp_path: Path) -> None:
 def test_gray_is_matlabs(tmp_path: Path) -> None:
     colour = np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
     Image.fromarray(colour).save(tmp_path / "x.png")
-    np.testing.assert_array_equal(data.read_image(tmp_path / "x.png"), colour)
-    np.testing.assert_array_equal(data.read_gray(tmp_path / "x.png"), degrade.rgb2gray(colour))
+    np.testing.assert_array_equal(datasets.read_image(tmp_path / "x.png"), colour)
+    np.testing.assert_array_equal(datasets.read_gray(tmp_path / "x.png"), degrade.rgb2gray(colour))
 
 
 def test_gray_stays_gray(tmp_path: Path) -> None:
     gray = np.arange(15, dtype=np.uint8).reshape(3, 5)
     Image.fromarray(gray).save(tmp_path / "x.png")
-    np.testing.assert_array_equal(data.read_gray(tmp_path / "x.png"), gray)
+    np.testing.assert_array_equal(datasets.read_gray(tmp_path / "x.png"), gray)
 
 
 def test_every_scale_is_an_image_of_its_own() -> None:
     images = [np.full((40, 60), 7, np.uint8), np.full((30, 20), 9, np.uint8)]
-    found = data.rescaled(images, (1.0, 0.7))
+    found = datasets.rescaled(images, (1.0, 0.7))
     assert [image.shape for image in found] == [(40, 60), (30, 20), (28, 42), (21, 14)]
     assert [int(image.mean()) for image in found] == [7, 9, 7, 9]
     assert found[0] is images[0]
@@ -241,20 +243,20 @@ def test_every_scale_is_an_image_of_its_own() -> None:
 
 def test_centre_crop() -> None:
     image = np.arange(35, dtype=np.uint8).reshape(5, 7)
-    crop = data.centre_crop(image, 3)
+    crop = datasets.centre_crop(image, 3)
     assert crop is not None and crop.tolist() == image[1:4, 2:5].tolist()
-    assert data.centre_crop(image, 6) is None
+    assert datasets.centre_crop(image, 6) is None
 
 
 def test_a_file_that_is_no_image_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "x.png"
     file.write_bytes(b"no image")
     with pytest.raises(DataError, match=r"x\.png: not an image Pillow can read \(unknown format"):
-        data.read_gray(file)
+        datasets.read_gray(file)
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50), np.uint8)).save(file)
     file.write_bytes(file.read_bytes()[:500])
     with pytest.raises(DataError, match=r"x\.png: not an image Pillow can read \(.*truncated"):
-        data.read_gray(file)
+        datasets.read_gray(file)
 
 
 def published_manifest() -> dict[str, list[dict[str, str]]]:
@@ -265,11 +267,11 @@ def published_manifest() -> dict[str, list[dict[str, str]]]:
 
 @with_real_data
 def test_real_sets_are_complete_and_intact() -> None:
-    assert {state.name: (state.found, state.state) for state in data.check(REAL)} == {
+    assert {state.name: (state.found, state.state) for state in datasets.check(REAL)} == {
         name: (count, "ok") for name, count in COUNTS.items()
     }
     for name, count in COUNTS.items():
-        assert len(data.image_files(name, REAL)) == count
+        assert len(datasets.image_files(name, REAL)) == count
     assert nlrn_check(REAL).exit_code == 0
 
 
@@ -281,18 +283,18 @@ def test_a_flipped_bit_in_set5_is_found(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    first, *others = data.image_files("Set5", tmp_path)
+    first, *others = datasets.image_files("Set5", tmp_path)
     with pytest.raises(DataError, match="sha256 differs"):
-        data.read_image(first)
-    assert all(data.read_image(other).shape[2] == 3 for other in others)
-    assert data.check(tmp_path)[0].state == "1 damaged"
+        datasets.read_image(first)
+    assert all(datasets.read_image(other).shape[2] == 3 for other in others)
+    assert datasets.check(tmp_path)[0].state == "1 damaged"
 
 
 @with_real_data
 @pytest.mark.parametrize("folder", ["set5", "set12", "set14", "urban100", "t91"])
 def test_pixels_are_those_of_the_source(folder: str) -> None:
     for entry in published_manifest()[folder][:5]:
-        pixels = data.read_image(REAL / folder / entry["file"])
+        pixels = datasets.read_image(REAL / folder / entry["file"])
         assert hashlib.sha256(pixels.tobytes()).hexdigest() == entry["pixel_sha256"]
 
 
@@ -301,12 +303,12 @@ def test_validation_images_are_those_the_manifest_does_not_list_in_bsd68() -> No
     sets = published_manifest()
     tested = {file["same_as"] for file in sets["bsd68"]}
     rest = {file["file"] for file in sets["bsds500/val"]} - {Path(name).name for name in tested}
-    assert {Path(name).stem for name in rest} == set(data.VAL_NOT_IN_BSD68)
+    assert {Path(name).stem for name in rest} == set(datasets.VAL_NOT_IN_BSD68)
 
 
 @with_real_data
 def test_gray_of_val_images_is_bsd68() -> None:
     for file in published_manifest()["bsd68"][:3]:
-        gray = data.read_gray(REAL / "bsd68" / file["file"])
-        difference = data.read_gray(REAL / file["same_as"]).astype(int) - gray
+        gray = datasets.read_gray(REAL / "bsd68" / file["file"])
+        difference = datasets.read_gray(REAL / file["same_as"]).astype(int) - gray
         assert abs(difference).max() <= 1  # JPEG decoders differ by a level

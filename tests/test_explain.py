@@ -12,10 +12,10 @@ from test_cli import assert_one_clear_line, nlrn, picture
 
 import nlrn as package
 from nlrn import images
-from nlrn.explain import Maps, colour, explain, figure, planes_for, trace
-from nlrn.model import CONFIGS, NLRN, NLRNConfig, NonLocal2d, random_network
+from nlrn.attention_maps import Maps, colour, explain, figure, planes_for, trace
+from nlrn.inference.tiles import exact_halo
+from nlrn.models.nlrn import CONFIGS, NLRN, NLRNConfig, NonLocal2d, random_network
 from nlrn.ops import AFFINITIES, Correlation
-from nlrn.tiles import exact_halo
 
 SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=3, channels=8, embed=4)
 
@@ -193,7 +193,7 @@ def test_networks_without_such_neighbourhoods_are_refused(change: dict) -> None:
 
 
 def test_the_public_name_can_be_called_whatever_was_imported_before() -> None:
-    import nlrn.explain  # makes nlrn.explain the module
+    import nlrn.attention_maps  # makes nlrn.explain the module
 
     assert isinstance(nlrn.explain(noisy(), (0, 0), 25, random_network(SMALL)), Maps)
     assert "explain" in package.__all__

@@ -22,8 +22,9 @@ from picture_files import (
     samples,
 )
 
-from nlrn import imageformats, images
+from nlrn import images
 from nlrn.images import Image, ImageError
+from nlrn.images import formats as imageformats
 
 # What each lossless format can hold, with what comes back: (suffix, dtype, channels).
 LOSSLESS = [

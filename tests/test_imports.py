@@ -13,15 +13,13 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "nlrn"
 # Each storey may import from those before it, never from its own or a later one.
 STOREYS = [
-    ["imagemetadata"],
-    ["imageformats"],
-    ["images", "degrade", "devices", "memory", "metrics", "ops", "weights"],
-    ["model", "classic", "data", "noise"],
-    ["folded", "tiles"],
+    ["atomic", "degrade", "hardware", "metrics", "ops"],
+    ["images", "weights"],
+    ["classic", "datasets", "models", "noise"],
     ["inference"],
-    ["tasks", "describe", "jobs"],
-    ["explain", "upscaling"],
-    ["training", "bench"],
+    ["restoration"],
+    ["attention_maps"],
+    ["batch", "bench", "training"],
     ["web"],
     ["cli"],
     ["__main__"],
@@ -111,13 +109,13 @@ def test_data_check_loads_no_torch(tmp_path: Path) -> None:
     (tmp_path / "set12").mkdir()
     arguments = f'["nlrn", "data", "check", "--data", {str(tmp_path)!r}]'
     modules = loaded_modules(HELP.replace('["nlrn", "--help"]', arguments))
-    assert "nlrn.data" in modules
+    assert "nlrn.datasets" in modules
     assert not modules & {"torch", "PIL", "imagecodecs"}
 
 
 def test_import_of_the_package_is_lazy() -> None:
     assert "torch" not in loaded_modules("import nlrn")
-    assert "torch" not in loaded_modules("from nlrn import estimate_sigma, images, jobs")
+    assert "torch" not in loaded_modules("from nlrn import batch, estimate_sigma, images")
     assert "torch" in loaded_modules("from nlrn import NLRN")
 
 

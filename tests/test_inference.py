@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from nlrn import inference, memory, tiles
-from nlrn.inference import planned_pixels, restore, restore_patches, seconds_per_pixel
-from nlrn.model import CONFIGS, NLRN, NLRNConfig, random_network
+from nlrn import hardware
+from nlrn.inference import engine as inference
+from nlrn.inference import tiles
+from nlrn.inference.engine import planned_pixels, restore, restore_patches, seconds_per_pixel
+from nlrn.inference.tiles import exact_halo, network_memory, plan
+from nlrn.models.nlrn import CONFIGS, NLRN, NLRNConfig, random_network
 from nlrn.ops import neighborhood_attention
-from nlrn.tiles import exact_halo, network_memory, plan
 
 SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=3, channels=8, embed=4)
 
@@ -95,7 +97,7 @@ def test_a_restoration_holds_one_copy_of_the_scores(monkeypatch: pytest.MonkeyPa
             storages.add(correlation.blocks.data_ptr())  # type: ignore[attr-defined]
         return out, correlation
 
-    monkeypatch.setattr("nlrn.folded.neighborhood_attention", watched)
+    monkeypatch.setattr("nlrn.models.nlrn_inference.neighborhood_attention", watched)
     restore(strong_network(dataclasses.replace(SMALL, steps=5)), picture(1, 1, 30, 40))
     assert len(storages) == 1
 
@@ -116,7 +118,7 @@ def test_tiles_cover_every_pixel_once() -> None:
 def test_memory_on_a_gpu_is_that_of_the_kernels_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     """T=12, q=45 at 1024 x 1024: under 12 GiB; images the kernels cannot index go in tiles."""
     gpu, config, half = torch.device("cuda"), CONFIGS["nlrn"], torch.bfloat16
-    monkeypatch.setattr("nlrn.ops.triton_impl.no_kernels", lambda device: None)
+    monkeypatch.setattr("nlrn.ops.triton.backend.no_kernels", lambda device: None)
     scores = network_memory(config, 1024, 1024, half, gpu) - 12 * 1024**2 * 128 * 2
     assert scores == 1024**2 * 48 * 64 * 2  # 48 rows of 64 keys for each pixel
     assert network_memory(config, 1024, 1024, half, gpu) < 12 * 2**30
@@ -126,7 +128,7 @@ def test_memory_on_a_gpu_is_that_of_the_kernels_layout(monkeypatch: pytest.Monke
         for rows, columns in (tile.seen for tile in tiles):
             size = (rows.stop - rows.start, columns.stop - columns.start)
             assert network_memory(config, *size, half, gpu) <= budget
-    monkeypatch.setattr("nlrn.ops.triton_impl.no_kernels", lambda device: "none here")
+    monkeypatch.setattr("nlrn.ops.triton.backend.no_kernels", lambda device: "none here")
     blocks = network_memory(config, 1000, 700, half, gpu)
     assert blocks == network_memory(config, 1000, 700, half)
 
@@ -178,10 +180,10 @@ def test_copies_of_files_are_free_memory_in_a_container(
         folder.mkdir()
     for name, text in ((limit, "1000\n"), (used, "900\n"), ("memory.stat", stat)):
         (folder / name).write_text(text)
-    monkeypatch.setattr(memory, "CONTROL_GROUPS", tmp_path)
-    assert min(memory._container_limits()) == 800
+    monkeypatch.setattr(hardware, "CONTROL_GROUPS", tmp_path)
+    assert min(hardware._container_limits()) == 800
     (folder / limit).write_text("max\n")
-    assert min(memory._container_limits()) == 2**62
+    assert min(hardware._container_limits()) == 2**62
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
@@ -189,7 +191,7 @@ def test_a_limit_of_the_process_is_respected() -> None:
     """`ulimit -v`, in a process of its own."""
     script = """
 import resource, torch
-from nlrn.memory import free_memory
+from nlrn.hardware import free_memory
 cpu, limit = torch.device("cpu"), 6 * 2**30
 before = free_memory(cpu)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

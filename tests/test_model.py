@@ -12,8 +12,8 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from nlrn import weights
-from nlrn.folded import FoldedNLRN
-from nlrn.model import CONFIGS, NLRN, NLRNConfig, NonLocal2d, NonLocalBlock2d, random_network
+from nlrn.models.nlrn import CONFIGS, NLRN, NLRNConfig, NonLocal2d, NonLocalBlock2d, random_network
+from nlrn.models.nlrn_inference import FoldedNLRN
 from nlrn.ops import AFFINITIES, neighborhood_attention
 
 

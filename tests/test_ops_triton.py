@@ -21,9 +21,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from nlrn.folded import FoldedNLRN
-from nlrn.model import CONFIGS, NLRN, NLRNConfig, random_network
-from nlrn.ops import Correlation, reference, triton_impl, triton_launch, triton_layout
+from nlrn.models.nlrn import CONFIGS, NLRN, NLRNConfig, random_network
+from nlrn.models.nlrn_inference import FoldedNLRN
+from nlrn.ops import Correlation, reference
+from nlrn.ops.triton import backend as triton_impl
+from nlrn.ops.triton import launch as triton_launch
+from nlrn.ops.triton import layout as triton_layout
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
@@ -265,7 +268,7 @@ if INTERPRETED:
         assert_network(config, F32, (1, config.in_channels, 7, 5))
 
     def test_interpreted_pass_after_a_convolution() -> None:
-        from nlrn.ops.triton_pointwise import finish_
+        from nlrn.ops.triton.pointwise import finish_
 
         for dtype in (F32, F16):
             image, added = torch.randn(2, 2, 5, 11, 13).to(dtype)

@@ -12,10 +12,11 @@ import torch
 from scipy.ndimage import gaussian_filter
 
 import nlrn
-from nlrn import images, tasks, weights
+from nlrn import images, weights
 from nlrn.degrade import add_noise, rgb2gray
-from nlrn.model import CONFIGS, NLRN, random_network
-from nlrn.tasks import Settings
+from nlrn.models.nlrn import CONFIGS, NLRN, random_network
+from nlrn.restoration import denoise as tasks
+from nlrn.restoration.denoise import Settings
 
 SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=2, channels=8, embed=4)
 

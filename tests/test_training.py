@@ -14,7 +14,7 @@ from PIL import Image
 from training_runs import OFF, ON, assert_same, make_root, start, tensors_of, write_config
 
 from nlrn import training
-from nlrn.model import NLRN, NLRNConfig
+from nlrn.models.nlrn import NLRN, NLRNConfig
 from nlrn.training import checkpoint, loop
 from nlrn.training.config import OPTIMIZERS, TrainingError
 from nlrn.training.report import read_metrics

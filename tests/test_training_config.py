@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from training_runs import OFF, write_config
 
-from nlrn.model import NLRN
+from nlrn.models.nlrn import NLRN
 from nlrn.training import config as configuration
 from nlrn.training.config import Config, TrainingError
 

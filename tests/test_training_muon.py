@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nlrn.model import NLRN, NLRNConfig
+from nlrn.models.nlrn import NLRN, NLRNConfig
 from nlrn.training import learner
 from nlrn.training.config import Config, Optimizer, Stage
 from nlrn.training.muon import Muon, orthogonal

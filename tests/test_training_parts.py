@@ -16,7 +16,7 @@ from training_runs import make_root, write_config
 
 from nlrn import training
 from nlrn.degrade import imresize, mod_crop
-from nlrn.model import NLRN, NLRNConfig, random_network
+from nlrn.models.nlrn import NLRN, NLRNConfig, random_network
 from nlrn.ops import neighborhood_attention
 from nlrn.training import learner, tied
 from nlrn.training.batches import Patches, repetition

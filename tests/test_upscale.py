@@ -15,12 +15,13 @@ import torch
 from typer.testing import CliRunner
 
 import nlrn
-from nlrn import images, upscaling
+from nlrn import images
 from nlrn.cli import app
 from nlrn.degrade import imresize, rgb2gray
 from nlrn.images import Image
-from nlrn.inference import restore
-from nlrn.model import NLRN, NLRNConfig, random_network
+from nlrn.inference.engine import restore
+from nlrn.models.nlrn import NLRN, NLRNConfig, random_network
+from nlrn.restoration import upscale as upscaling
 
 # Patches of a ColorChecker in sRGB, row by row.
 COLOUR_CHECKER = """
@@ -242,7 +243,7 @@ def test_large_results_stay_within_the_memory_and_show_no_seam(tmp_path: Path) -
     script = """
 import numpy as np
 import nlrn
-from nlrn.model import NLRNConfig, random_network
+from nlrn.models.nlrn import NLRNConfig, random_network
 
 def memory(kind):
     lines = open("/proc/self/status").read().splitlines()

@@ -29,9 +29,9 @@ from schemathesis.core.result import Ok
 from test_cli import nlrn, png_header
 
 from nlrn import images
-from nlrn.explain import explain
-from nlrn.memory import keep_freed_memory
-from nlrn.model import CONFIGS, random_network
+from nlrn.attention_maps import explain
+from nlrn.hardware import keep_freed_memory
+from nlrn.models.nlrn import CONFIGS, random_network
 from nlrn.web import guard, pictures
 from nlrn.web.server import create_app
 from nlrn.web.studio import MOST_WAITING, Options
@@ -134,7 +134,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
                 break
         return image
 
-    monkeypatch.setattr("nlrn.tasks.denoise_image", denoise_image)
+    monkeypatch.setattr("nlrn.restoration.denoise.denoise_image", denoise_image)
     return go_on
 
 
@@ -336,7 +336,7 @@ def test_failures_are_one_line_and_the_worker_goes_on(
             raise error
 
         with monkeypatch.context() as patched:
-            patched.setattr("nlrn.tasks.denoise_image", fail)
+            patched.setattr("nlrn.restoration.denoise.denoise_image", fail)
             facts = server.run(picture=identifier)
         assert facts["state"] == "failed" and shown in facts["error"]
     assert server.run(picture=identifier)["state"] == "done"

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Error, Page, Route, expect, sync_playwr
 from test_cli import nlrn
 
 from nlrn import images
-from nlrn.model import CONFIGS, random_network
+from nlrn.models.nlrn import CONFIGS, random_network
 
 SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=4, channels=8, embed=4)
 SLOW = dataclasses.replace(SMALL, steps=40)

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from nlrn.data import VAL_NOT_IN_BSD68
+from nlrn.datasets import VAL_NOT_IN_BSD68
 from nlrn.training import checkpoint
 
 SOURCE = Path(__file__).parents[1] / "src"

@@ -4,12 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nlrn.explain import explain
-    from nlrn.inference import restore
-    from nlrn.model import NLRN, NLRNConfig, NonLocal2d, NonLocalBlock2d
+    from nlrn.attention_maps import explain
+    from nlrn.inference.engine import restore
+    from nlrn.models.nlrn import NLRN, NLRNConfig, NonLocal2d, NonLocalBlock2d
     from nlrn.noise import estimate_sigma
-    from nlrn.tasks import Settings, denoise
-    from nlrn.upscaling import upscale
+    from nlrn.restoration.denoise import Settings, denoise
+    from nlrn.restoration.upscale import upscale
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,16 +27,16 @@ __all__ = [
 
 # Looked up on first use, so that `import nlrn` and `nlrn --help` load no torch.
 _HOME = {
-    "NLRN": "model",
-    "NLRNConfig": "model",
-    "NonLocal2d": "model",
-    "NonLocalBlock2d": "model",
-    "Settings": "tasks",
-    "denoise": "tasks",
-    "upscale": "upscaling",
+    "NLRN": "models.nlrn",
+    "NLRNConfig": "models.nlrn",
+    "NonLocal2d": "models.nlrn",
+    "NonLocalBlock2d": "models.nlrn",
+    "Settings": "restoration.denoise",
+    "denoise": "restoration.denoise",
+    "upscale": "restoration.upscale",
     "estimate_sigma": "noise",
-    "explain": "explain",
-    "restore": "inference",
+    "explain": "attention_maps",
+    "restore": "inference.engine",
 }
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nlrn import __version__, data, weights
+from nlrn import __version__, datasets, weights
 from nlrn.bench.tables import Table
 from nlrn.degrade import imresize
 
@@ -80,7 +80,7 @@ BASELINES: dict[str, dict[str, Restorer]] = {
     },
     "sr": {"bicubic": bicubic},
 }
-# Our own, for denoising: name -> that of `nlrn.tasks.CLASSIC`
+# Our own, for denoising: name -> that of `nlrn.restoration.denoise.CLASSIC`
 CLASSIC = {"NLM": "nlm", "LSSC": "lssc", "BM3D": "bm3d", "WNNM": "wnnm"}
 # name -> views that are averaged; which weight it runs with is the table's business
 NETWORKS = {"NLRN": 1, "NLRN-MV": 8, "NLRN-400": 1, "NLRN-300": 1, "NLRN-300-MV": 8}
@@ -177,8 +177,8 @@ def _package_version(method: str) -> str:
 
 def classic_method(name: str, device: str) -> Bound:
     """A classic method of this package."""
-    from nlrn import tasks
-    from nlrn.devices import choose_device
+    from nlrn.hardware import choose_device
+    from nlrn.restoration import denoise as tasks
 
     where = choose_device(device)
 
@@ -194,10 +194,10 @@ def network(name: str, image_set: str, views: int, task: str, setting: Setting) 
     refuse_seen(name, image_set)
     import torch
 
-    from nlrn.devices import choose_device
-    from nlrn.inference import restore, restore_patches
-    from nlrn.model import NLRN
-    from nlrn.tasks import DTYPES
+    from nlrn.hardware import choose_device
+    from nlrn.inference.engine import restore, restore_patches
+    from nlrn.models.nlrn import NLRN
+    from nlrn.restoration.denoise import DTYPES
 
     model, device = NLRN.from_pretrained(name), choose_device(setting.device)
     dtype = DTYPES[setting.dtype]
@@ -236,13 +236,13 @@ def refuse_seen(name: str, image_set: str) -> None:
     noted = weights.load(name).notes.get("data", "") if entry is None else ""
     sets = entry.data if entry else tuple(part for part in noted.split(",") if part.strip())
     seen = frozenset().union(*(_folders(part.strip()) for part in sets))
-    if common := seen & data.origins(image_set):
+    if common := seen & datasets.origins(image_set):
         raise ValueError(f"{name} was trained on {', '.join(sorted(common))}: not for {image_set}")
 
 
 def _folders(name: str) -> frozenset[str]:
     """Folders of a set; a name that is none of ours (someone's own data) has none."""
     try:
-        return data.origins(name)
-    except data.DataError:
+        return datasets.origins(name)
+    except datasets.DataError:
         return frozenset()

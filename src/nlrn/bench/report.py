@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from nlrn import data, weights
+from nlrn import datasets, weights
 from nlrn.bench import methods, tables
 from nlrn.bench.run import Row
 from nlrn.bench.tables import TABLES, Printed, Table
@@ -75,7 +75,7 @@ def _mean(rows: list[Row]) -> Mean:
         seconds=round(statistics.median(row.seconds for row in rows), 4),
         images=count,
         exact=count - len(finite),
-        complete=count == len(data.published(first.set)),
+        complete=count == len(datasets.published(first.set)),
         protocol=first.protocol,
         version=first.version,
         precision=first.precision,
@@ -222,7 +222,7 @@ def _ours(mean: Mean | None) -> str:
     if mean is None:
         return "-"
     exact = f" ({mean.exact} exact)" if mean.exact and math.isfinite(mean.psnr) else ""
-    part = "" if mean.complete else f" ({mean.images} of {len(data.published(mean.set))})"
+    part = "" if mean.complete else f" ({mean.images} of {len(datasets.published(mean.set))})"
     return pair(mean.psnr, mean.ssim) + exact + part
 
 
@@ -297,14 +297,16 @@ def _own_facts(mean: Mean) -> dict[str, Any]:
     name = mean.version.split("@")[0]
     if name not in weights.manifest():
         return {}
-    from nlrn import describe
+    from nlrn.models import info as describe
 
     facts = describe.network(name)
     return {
         "depth": facts["effective_depth"],
         "shared": True,
         "parameters_k": facts["convolution_parameters"] // 1000,
-        "training_images": sum(len(data.published(part)) for part in weights.manifest()[name].data),
+        "training_images": sum(
+            len(datasets.published(part)) for part in weights.manifest()[name].data
+        ),
     }
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from nlrn import data, degrade
+from nlrn import datasets, degrade
 from nlrn.bench import methods
 from nlrn.bench.methods import Bound, Setting, UnavailableError
 from nlrn.bench.tables import Table
@@ -130,7 +130,7 @@ def plan(
     chosen = _choose("method", wanted, known, table) if wanted is not None else table.methods
     cells, notes = [], []
     for image_set in _choose("set", sets, table.sets, table):
-        files = tuple(data.image_files(image_set, root, part=part)[:limit])
+        files = tuple(datasets.image_files(image_set, root, part=part)[:limit])
         for level in _choose("level", levels, table.levels, table):
             for method in chosen:
                 try:
@@ -231,7 +231,9 @@ def _row(cell: Cell, file: Path, seed: int, psnr: float, ssim: float, seconds: f
 
 def _measure(cell: Cell, file: Path, seed: int) -> Row:
     """Degrades an image, restores it and compares."""
-    clean, degraded = degraded_pair(cell.table.task, data.read_image(file), cell.level, seed, file)
+    clean, degraded = degraded_pair(
+        cell.table.task, datasets.read_image(file), cell.level, seed, file
+    )
     begun = time.perf_counter()
     try:
         restored = cell.bound.restore(degraded, cell.level)

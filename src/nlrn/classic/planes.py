@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nlrn import images
-from nlrn.devices import choose_device
+from nlrn.hardware import choose_device
 
 Progress = Callable[[int, int], None]
 LARGEST_SIGMA = 255  # on the 0..255 scale: beyond it there is nothing to find

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from nlrn.batch import Job, Report
     from nlrn.images import Image
-    from nlrn.jobs import Job, Report
-    from nlrn.model import NLRN
-    from nlrn.tasks import Settings
+    from nlrn.models.nlrn import NLRN
+    from nlrn.restoration.denoise import Settings
 
 LONG = 30.0  # seconds of work from which on an estimate is printed first
 SLOW_METHODS, SAMPLE = ("wnnm", "lssc"), 48  # side of the noise that they are timed with
@@ -33,8 +33,8 @@ def announce_long_work(
     rates: dict[str, float],
 ) -> None:
     """Says how long an image will take if that is long; the rate is measured once per network."""
-    from nlrn.inference import planned_pixels, seconds_per_pixel
-    from nlrn.tasks import DTYPES
+    from nlrn.inference.engine import planned_pixels, seconds_per_pixel
+    from nlrn.restoration.denoise import DTYPES
 
     dtype, device = DTYPES[settings.dtype], settings.device
     pixels = planned_pixels(
@@ -64,8 +64,8 @@ def announce_slow_method(
     if method not in rates:
         import numpy as np
 
-        from nlrn.devices import choose_device
-        from nlrn.tasks import CLASSIC
+        from nlrn.hardware import choose_device
+        from nlrn.restoration.denoise import CLASSIC
 
         sample = np.random.default_rng(0).random((SAMPLE, SAMPLE), np.float32)
         begin = time.perf_counter()
@@ -98,7 +98,7 @@ def run_jobs(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from nlrn import jobs
+    from nlrn import batch
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
@@ -108,7 +108,7 @@ def run_jobs(
         disable=not console.is_terminal,
         redirect_stdout=sys.stdout.isatty(),  # else it would go where the bar goes
     )
-    report, interrupted = jobs.Report(), False
+    report, interrupted = batch.Report(), False
     with progress:
         bar = progress.add_task("", total=None)
 
@@ -130,7 +130,7 @@ def run_jobs(
                 print(f"{facts['output']} ({what}, {facts['seconds']:.1f} s)", flush=True)
 
         try:
-            jobs.run(
+            batch.run(
                 plan,
                 on_image,
                 overwrite=overwrite,

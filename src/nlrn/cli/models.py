@@ -42,7 +42,7 @@ def explain(
         picture = images.read(image)
         blank = images.Image(np.zeros((1, 1, 3), np.uint8))
         images.check_writable(output, blank, overwrite=overwrite)
-        from nlrn.explain import explain, figure
+        from nlrn.attention_maps import explain, figure
 
         maps = explain(picture.pixels, position, level, model, channel=channel, device=device)
         images.write(output, images.Image(figure(maps)), overwrite=overwrite)
@@ -98,7 +98,7 @@ def info(
 ) -> None:
     """Parameters, depth and work of a network, with or without weights."""
     with errors_in_one_line():
-        from nlrn import describe
+        from nlrn.models import info as describe
 
         facts = describe.network(name)
     if as_json:
@@ -115,7 +115,7 @@ def models(
 ) -> None:
     """The trained models in this package, and the configurations that nlrn info knows."""
     with errors_in_one_line():
-        from nlrn import describe
+        from nlrn.models import info as describe
 
         facts = describe.everything()
     if as_json:

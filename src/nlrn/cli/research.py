@@ -29,7 +29,7 @@ def check_data(
 ) -> None:
     """What is there of each image set, by sha256; exit code 1 if anything is missing or damaged."""
     with errors_in_one_line():
-        from nlrn import data as sets
+        from nlrn import datasets as sets
 
         root = sets.find_root(data)
         states = sets.check(root)
@@ -197,7 +197,7 @@ def _run_table(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining
 
-    from nlrn import data
+    from nlrn import datasets
     from nlrn.bench import run as runs
     from nlrn.bench import tables
     from nlrn.bench.methods import Setting
@@ -205,7 +205,7 @@ def _run_table(
     numbers = None if levels is None else [_level(text) for text in levels.split(",")]
     cells, notes = runs.plan(
         tables.find(name),
-        data.find_root(root),
+        datasets.find_root(root),
         Setting(*setting),
         sets=None if sets is None else sets.split(","),
         levels=numbers,

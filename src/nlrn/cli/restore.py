@@ -13,8 +13,8 @@ from nlrn.cli.files import Work, announce_long_work, announce_slow_method, run_j
 
 if TYPE_CHECKING:
     from nlrn.images import Image
-    from nlrn.model import NLRN
-    from nlrn.tasks import Settings
+    from nlrn.models.nlrn import NLRN
+    from nlrn.restoration.denoise import Settings
 
 # Options that both commands have.
 Inputs = Annotated[list[str], typer.Argument(help="Images, folders or patterns.")]
@@ -78,12 +78,14 @@ def denoise(
     All methods expect white Gaussian noise. A camera's JPEG has other noise: expect less there.
     """
     with errors_in_one_line():
-        from nlrn import jobs
+        from nlrn import batch
 
         level = number(sigma, "sigma", "auto")
         side = number(tile, "tile", "auto")
-        plan = jobs.collect(inputs, output, suffix, recursive=recursive)
-        from nlrn.tasks import Settings  # loads torch: only after the paths were found good
+        plan = batch.collect(inputs, output, suffix, recursive=recursive)
+        from nlrn.restoration.denoise import (
+            Settings,  # loads torch: only after the paths were found good
+        )
 
         settings = Settings(None if side is None else int(side), exact, views, dtype, device)
         work = _denoiser(level, strength, method.lower(), model, settings)
@@ -94,8 +96,8 @@ def _denoiser(
     sigma: float | None, strength: float, method: str, model: str | None, settings: Settings
 ) -> Work:
     """What to do with one image."""
-    from nlrn import tasks
-    from nlrn.devices import choose_device
+    from nlrn.hardware import choose_device
+    from nlrn.restoration import denoise as tasks
 
     if sigma is not None:
         tasks.check_level(sigma)
@@ -108,7 +110,7 @@ def _denoiser(
 
 
 def _classic_denoiser(sigma: float | None, strength: float, method: str, device: str) -> Work:
-    from nlrn import tasks
+    from nlrn.restoration import denoise as tasks
 
     rates: dict[str, float] = {}
 
@@ -125,7 +127,7 @@ def _network_denoiser(
     sigma: float | None, strength: float, model: str | None, settings: Settings
 ) -> Work:
     """Models are loaded once."""
-    from nlrn import tasks
+    from nlrn.restoration import denoise as tasks
 
     networks: dict[str, NLRN] = {}
 
@@ -178,14 +180,16 @@ def upscale(
     models expect images that were shrunk by bicubic interpolation, without noise.
     """
     with errors_in_one_line():
-        from nlrn import jobs
+        from nlrn import batch
 
         factor = number(scale, "scale", None)
         assert factor is not None
         side = number(tile, "tile", "auto")
         ending = suffix if suffix is not None else f"_x{factor:g}"
-        plan = jobs.collect(inputs, output, ending, recursive=recursive)
-        from nlrn.tasks import Settings  # loads torch: only after the paths were found good
+        plan = batch.collect(inputs, output, ending, recursive=recursive)
+        from nlrn.restoration.denoise import (
+            Settings,  # loads torch: only after the paths were found good
+        )
 
         settings = Settings(None if side is None else int(side), exact, views, dtype, device)
         work = _upscaler(factor, model, settings)
@@ -194,8 +198,8 @@ def upscale(
 
 def _upscaler(scale: float, model: str | None, settings: Settings) -> Work:
     """What to do with one image; the model is loaded once."""
-    from nlrn import upscaling
-    from nlrn.devices import choose_device
+    from nlrn.hardware import choose_device
+    from nlrn.restoration import upscale as upscaling
 
     upscaling.check_scale(scale)
     choose_device(settings.device)

@@ -1,9 +1,8 @@
 """The neighbourhood operator: every pixel attends to the window around it."""
 
+from nlrn.ops.affinity import AFFINITIES, BORDERS
 from nlrn.ops.correlation import Correlation
 from nlrn.ops.dispatch import (
-    AFFINITIES,
-    BORDERS,
     correlation_bytes,
     kernels_run_on,
     neighborhood_attention,

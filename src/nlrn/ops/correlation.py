@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 
@@ -27,3 +28,11 @@ class Scores(Correlation):
 
     def scores(self) -> Tensor:
         return self._scores
+
+
+def add_skip(out: Tensor, skip: tuple[Tensor, Tensor] | None) -> Tensor:
+    """The attended values with the skip connection of `neighborhood_attention`."""
+    if skip is None:
+        return out
+    features, factor = skip
+    return torch.addcmul(out, features, factor.view(1, -1, 1, 1))

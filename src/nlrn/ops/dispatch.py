@@ -2,40 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from nlrn.ops.correlation import Correlation
-from nlrn.ops.triton_launch import INTERPRETED
+from nlrn.ops.affinity import AFFINITIES, BORDERS
+from nlrn.ops.correlation import Correlation, add_skip
+from nlrn.ops.triton.launch import INTERPRETED
 
-
-class Affinity(NamedTuple):
-    """How a pair of pixels becomes a weight.
-
-    Attributes:
-        embedded: which learned embeddings the pair goes through first: "none", "shared" or "both".
-        distance: whether the score is -|theta_i - psi_j|^2 / h^2 instead of theta_i . psi_j.
-        softmax: whether the scores are exponentiated and normalised by their sum; the others are
-            divided by the number of neighbours, because their sum can be zero.
-    """
-
-    embedded: str
-    distance: bool
-    softmax: bool
-
-
-# The rows of the paper's Table 1.
-AFFINITIES = {
-    "euclidean": Affinity("none", distance=True, softmax=True),
-    "dot": Affinity("none", distance=False, softmax=False),
-    "embedded_dot": Affinity("both", distance=False, softmax=False),
-    "gaussian": Affinity("none", distance=False, softmax=True),
-    "symmetric_embedded_gaussian": Affinity("shared", distance=False, softmax=True),
-    "embedded_gaussian": Affinity("both", distance=False, softmax=True),
-}
-BORDERS = ("mask", "circular")
 BACKENDS = ("triton", "torch", "reference")  # in the order in which "auto" tries them
 DEFAULT_WORKSPACE = 64 * 2**20
 
@@ -95,7 +68,7 @@ def neighborhood_attention(
         )
         return add_skip(out, skip), correlation
     if name == "triton":
-        from nlrn.ops import triton_impl
+        from nlrn.ops.triton import backend as triton_impl
 
         return triton_impl.attend(
             theta,
@@ -110,7 +83,7 @@ def neighborhood_attention(
             reuse_prior=reuse_prior,
             skip=skip,
         )
-    from nlrn.ops import torch_impl
+    from nlrn.ops import blocked as torch_impl
 
     out, correlation = torch_impl.attend(
         theta,
@@ -128,14 +101,6 @@ def neighborhood_attention(
     return add_skip(out, skip), correlation
 
 
-def add_skip(out: Tensor, skip: tuple[Tensor, Tensor] | None) -> Tensor:
-    """The attended values with the skip connection of `neighborhood_attention`."""
-    if skip is None:
-        return out
-    features, factor = skip
-    return torch.addcmul(out, features, factor.view(1, -1, 1, 1))
-
-
 def correlation_bytes(
     height: int,
     width: int,
@@ -150,7 +115,7 @@ def correlation_bytes(
 ) -> int:
     """Bytes that the correlation of an image takes on the device at most, for planning."""
     if device.type == "cuda":
-        from nlrn.ops import triton_impl
+        from nlrn.ops.triton import backend as triton_impl
 
         shape = (height, width, embed, channels)
         packed = triton_impl.packed_bytes(
@@ -170,7 +135,7 @@ def kernels_run_on(device: torch.device) -> bool:
     """Whether Triton's kernels can run on the device."""
     if device.type != "cuda" and not INTERPRETED:
         return False  # and there is no need to look for a GPU's library
-    from nlrn.ops import triton_impl
+    from nlrn.ops.triton import backend as triton_impl
 
     return triton_impl.no_kernels(device) is None
 
@@ -190,7 +155,7 @@ def unsupported(backend: str, theta: Tensor, affinity: str, channels: int = 1) -
         return f"the operator takes floating-point tensors, got {theta.dtype}"
     if backend != "triton":
         return None
-    from nlrn.ops import triton_impl
+    from nlrn.ops.triton import backend as triton_impl
 
     return triton_impl.unsupported(theta, affinity, channels)
 

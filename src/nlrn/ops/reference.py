@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nlrn.ops.affinity import AFFINITIES
 from nlrn.ops.correlation import Correlation, Scores
-from nlrn.ops.dispatch import AFFINITIES
 
 
 def attend(

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nlrn.data import Gray
+from nlrn.datasets import Gray
 from nlrn.degrade import enlarged_matrix, mod_crop
 from nlrn.training.config import Data, TrainingError
 

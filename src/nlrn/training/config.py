@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nlrn.data import TRAINING_SETS, VALIDATION_SETS
-from nlrn.model import NLRNConfig
+from nlrn.datasets import TRAINING_SETS, VALIDATION_SETS
+from nlrn.models.nlrn import NLRNConfig
 from nlrn.ops import BORDERS
 
 SCHEDULES = ("cosine", "halved", "constant")
@@ -43,7 +43,7 @@ class Data:
     """Where images come from and what is done to them.
 
     Attributes:
-        train: image set to train on, a name of `nlrn.data.TRAINING_SETS`.
+        train: image set to train on, a name of `nlrn.datasets.TRAINING_SETS`.
         validation: image set to validate on, never a test set.
         task: "denoise" for gray images with noise, or "sr" for luminance that was shrunk by each of
             the factors and enlarged again.

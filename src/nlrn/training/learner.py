@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from nlrn.model import NLRN, NonLocal2d
+from nlrn.models.nlrn import NLRN, NonLocal2d
 from nlrn.ops import AFFINITIES, neighborhood_attention, unsupported
 from nlrn.training.config import Config, Stage, TrainingError
 from nlrn.training.dense import DenseAttention

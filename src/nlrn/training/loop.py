@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nlrn import data, weights
+from nlrn import datasets, weights
 from nlrn.training import checkpoint, learner
 from nlrn.training import config as configuration
 from nlrn.training.batches import Patches
@@ -58,21 +58,21 @@ def run(
         start_from: overrides the config's; a run that is resumed has begun already.
 
     Raises:
-        TrainingError: if the run cannot start or go on; `data.DataError` for missing images.
+        TrainingError: if the run cannot start or go on; `datasets.DataError` for missing images.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, when everything is saved.
     """
     begun = time.monotonic()
     config = configuration.load(config_path)
     if start_from is not None:
         config = dataclasses.replace(config, start_from=start_from)
-    root = data.find_root(data_root)
+    root = datasets.find_root(data_root)
     folder = Path(out) if out is not None else Path("runs") / config.name
     fabric = _launch(config, devices, nodes)
     _prepare_folder(folder, resume, fabric)
 
-    read = data.read_luminance if config.data.task == "sr" else data.read_gray
-    files = data.training_files(config.data.train, root)
-    images = data.rescaled(data.read_all(files, read), config.data.scales)
+    read = datasets.read_luminance if config.data.task == "sr" else datasets.read_gray
+    files = datasets.training_files(config.data.train, root)
+    images = datasets.rescaled(datasets.read_all(files, read), config.data.scales)
     patches = Patches(images, fabric.device, config.data, seed=config.seed)
     validation = Validation(config, root, fabric.device)
     if resume:

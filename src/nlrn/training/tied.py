@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from nlrn.model import NLRN
+from nlrn.models.nlrn import NLRN
 
 
 def forward(model: NLRN, image: Tensor, dtype: torch.dtype) -> Tensor:

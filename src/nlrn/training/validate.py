@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nlrn import data, degrade
-from nlrn.model import NLRN
+from nlrn import datasets, degrade
+from nlrn.models.nlrn import NLRN
 from nlrn.training.batches import low_resolution
 from nlrn.training.config import Config, Data, TrainingError
 
@@ -64,16 +64,16 @@ class Validation:
         PIL.Image.fromarray(picture).save(path)
 
 
-def _crops(wanted: Data, root: Path) -> dict[str, data.Gray]:
+def _crops(wanted: Data, root: Path) -> dict[str, datasets.Gray]:
     """The centres of the first images that are large enough, by name."""
     size = wanted.crop
-    read = data.read_gray
+    read = datasets.read_gray
     if wanted.task == "sr":
-        read = data.read_luminance
+        read = datasets.read_luminance
         size -= size % math.lcm(*map(int, wanted.factors))  # what every factor divides
-    found: dict[str, data.Gray] = {}
-    for file in data.training_files(wanted.validation, root):
-        crop = data.centre_crop(read(file), size) if size else None
+    found: dict[str, datasets.Gray] = {}
+    for file in datasets.training_files(wanted.validation, root):
+        crop = datasets.centre_crop(read(file), size) if size else None
         if crop is not None and len(found) < wanted.validation_images:
             found[file.stem] = crop
     if not found:

@@ -15,12 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nlrn.devices import choose_device
-from nlrn.explain import Maps, Trace, trace
-from nlrn.memory import free_memory
-from nlrn.model import NLRN
+from nlrn.attention_maps import Maps, Trace, trace
+from nlrn.hardware import choose_device, free_memory
+from nlrn.inference.tiles import network_memory
+from nlrn.models.nlrn import NLRN
 from nlrn.ops import AFFINITIES
-from nlrn.tiles import network_memory
 
 # docs/web.md has what these cost and how far the maps differ from those of the whole picture.
 HALO = {"cpu": 16, "gpu": 96}

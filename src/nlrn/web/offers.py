@@ -9,10 +9,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from nlrn import images, metrics, tasks, upscaling, weights
+from nlrn import images, metrics, weights
 from nlrn.images import Image
-from nlrn.model import NLRN
-from nlrn.tasks import Settings
+from nlrn.models.nlrn import NLRN
+from nlrn.restoration import denoise as tasks
+from nlrn.restoration import upscale as upscaling
+from nlrn.restoration.denoise import Settings
 
 Progress = Callable[[int, int], None]
 LARGEST_SSIM = 2**23  # pixels and channels; beyond, its dozen maps in float64 take gigabytes

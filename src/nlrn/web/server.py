@@ -20,7 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from nlrn import __version__, images
-from nlrn.explain import COLOURS
+from nlrn.attention_maps import COLOURS
 from nlrn.web import schema
 from nlrn.web.guard import EVERYWHERE, UPLOADS, Guard
 from nlrn.web.pictures import GONE, Picture

@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from nlrn import images
-from nlrn.devices import choose_device
-from nlrn.explain import Maps, planes_for
+from nlrn.attention_maps import Maps, planes_for
+from nlrn.hardware import choose_device
 from nlrn.images import Image
-from nlrn.model import NLRN
-from nlrn.tasks import DTYPES, Settings
+from nlrn.models.nlrn import NLRN
+from nlrn.restoration.denoise import DTYPES, Settings
 from nlrn.web import offers
 from nlrn.web.looks import Looks, Subject
 from nlrn.web.offers import Offers, Task, Wish

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nlrn.ops.triton_launch import (
+from nlrn.ops.triton.launch import (
     evenly_spaced,
     launch_backward_keys,
     launch_backward_queries,
@@ -17,7 +17,7 @@ from nlrn.ops.triton_launch import (
     unwrap,
     wrap,
 )
-from nlrn.ops.triton_layout import Plan, plan_for
+from nlrn.ops.triton.layout import Plan, plan_for
 
 MASKED = -1.0e30  # as in triton_kernels
 
@@ -202,7 +202,7 @@ def _pack_scores(
     plain: Tensor, fill: float, window: int, circular: bool, embed: int, channels: int
 ) -> Tensor:
     """Scores [B, H, W, window**2] in the kernels' layout, `fill` where no pair stands."""
-    from nlrn.ops import triton_kernels
+    from nlrn.ops.triton import kernels as triton_kernels
 
     batch, height, width, _ = plain.shape
     plan = plan_for(height, width, window, circular, embed, channels, plain.dtype)
@@ -247,7 +247,7 @@ def _unpack_scores(
     channels: int,
 ) -> Tensor:
     """Scores [B, H, W, window**2] out of the kernels' layout, 0 where masked."""
-    from nlrn.ops import triton_kernels
+    from nlrn.ops.triton import kernels as triton_kernels
 
     plan = plan_for(height, width, window, circular, embed, channels, packed.dtype)
     plain = packed.new_empty(packed.shape[0], height, width, window * window)

@@ -29,9 +29,9 @@ from typing import IO
 import numpy as np
 from numpy.typing import DTypeLike
 
-from nlrn import imageformats
-from nlrn.imageformats import Array, Decoded, FormatError
-from nlrn.imagemetadata import Dpi
+from nlrn.images import formats as imageformats
+from nlrn.images.formats import Array, Decoded, FormatError
+from nlrn.images.metadata import Dpi
 
 SUFFIXES = tuple(imageformats.SUFFIXES)
 """Suffixes, in lower case and with the dot, of the files that `read` and `write` know."""

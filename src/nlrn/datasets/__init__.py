@@ -1,7 +1,7 @@
 """Image sets by name from a data root, checked against the published files, decoded once.
 
 The root has one folder per set (`bsds500/train`, `t91`, `set12`, ...; docs/data.md has the table).
-`datasets.json` beside this file holds the sha256 of every published image:
+`published.json` beside this file holds the sha256 of every published image:
 
 - `image_files` lists exactly the published images of a set, for tables;
 - `training_files` lists whatever images the folders hold, so that one can train on one's own;
@@ -83,7 +83,7 @@ class DataError(ValueError):
 @cache
 def manifest() -> dict[str, dict[str, str]]:
     """Folder -> file name -> sha256 of every published image."""
-    text = files("nlrn").joinpath("datasets.json").read_text(encoding="utf-8")
+    text = files("nlrn.datasets").joinpath("published.json").read_text(encoding="utf-8")
     content: dict[str, dict[str, str]] = json.loads(text)
     return content
 

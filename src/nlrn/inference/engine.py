@@ -13,11 +13,10 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from nlrn.devices import choose_device
-from nlrn.folded import FoldedNLRN
-from nlrn.memory import free_memory, is_out_of_memory, keep_freed_memory
-from nlrn.model import NLRN, NLRNConfig
-from nlrn.tiles import FADE, Tile, network_memory, paste, plan
+from nlrn.hardware import choose_device, free_memory, is_out_of_memory, keep_freed_memory
+from nlrn.inference.tiles import FADE, Tile, network_memory, paste, plan
+from nlrn.models.nlrn import NLRN, NLRNConfig
+from nlrn.models.nlrn_inference import FoldedNLRN
 
 MOST_PATCHES = {"cpu": 16, "gpu": 256}  # restored at a time: more keeps no device busier
 Progress = Callable[[int, int], None]

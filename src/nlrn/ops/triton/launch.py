@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nlrn.ops.triton_layout import Plan, padded
+from nlrn.ops.triton.layout import Plan, padded
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # triton's CPU simulation, for tests
 
@@ -115,7 +115,7 @@ def launch_forward(
     Returns:
         The attended values [B, H, W, C] and the log-sum-exp of each line [B, lines].
     """
-    from nlrn.ops import triton_kernels
+    from nlrn.ops.triton import kernels as triton_kernels
 
     batch, height, width, embed = theta.shape
     channels = values.shape[-1]
@@ -184,7 +184,7 @@ def launch_forward(
 
 def launch_delta(plan: Plan, out: Tensor, d_out: Tensor) -> Tensor:
     """Returns out . d_out of each line [B, lines]."""
-    from nlrn.ops import triton_kernels
+    from nlrn.ops.triton import kernels as triton_kernels
 
     batch, height, width, channels = out.shape
     delta = out.new_empty(batch, plan.lines, dtype=torch.float32)
@@ -214,7 +214,7 @@ def launch_backward_keys(
     d_next: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the scores, the wrapped keys and the wrapped values."""
-    from nlrn.ops import triton_kernels
+    from nlrn.ops.triton import kernels as triton_kernels
 
     batch, height, width, embed = theta.shape
     channels = values.shape[-1]
@@ -280,7 +280,7 @@ def launch_backward_keys(
 
 def launch_backward_queries(plan: Plan, keys: Tensor, d_scores: Tensor) -> Tensor:
     """The gradient of theta [B, H, W, D] from that of the scores."""
-    from nlrn.ops import triton_kernels
+    from nlrn.ops.triton import kernels as triton_kernels
 
     batch, _, _, embed = keys.shape
     block, warps, stages = plan.tuning.queries

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nlrn.ops.affinity import AFFINITIES
 from nlrn.ops.blocks import BLOCK, BlockScores, Geometry, in_window, masked_score
 from nlrn.ops.correlation import Correlation
-from nlrn.ops.dispatch import AFFINITIES
 
 
 def attend(

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from nlrn import weights
-from nlrn.model import CONFIGS, NLRN
-from nlrn.tiles import exact_halo
+from nlrn.inference.tiles import exact_halo
+from nlrn.models.nlrn import CONFIGS, NLRN
 
 
 def network(name: str) -> dict[str, Any]:

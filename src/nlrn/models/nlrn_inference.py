@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nlrn.model import NLRN, NonLocal2d
+from nlrn.models.nlrn import NLRN, NonLocal2d
 from nlrn.ops import AFFINITIES, Correlation, kernels_run_on, neighborhood_attention
 
 
@@ -153,7 +153,7 @@ class FoldedNLRN:
     ) -> Tensor:
         """ReLU(convolution + bias + added * factor), the factor one for each channel."""
         if self._fused:
-            from nlrn.ops.triton_pointwise import finish_
+            from nlrn.ops.triton.pointwise import finish_
 
             if self._cudnn_relu and added is None:
                 return torch.cudnn_convolution_relu(x, weight, bias, (1, 1), (1, 1), (1, 1), 1)

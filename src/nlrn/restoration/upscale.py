@@ -14,8 +14,8 @@ from torch.nn.functional import max_pool2d
 from nlrn import images, weights
 from nlrn.degrade import imresize
 from nlrn.images import Image, as_array, as_image
-from nlrn.model import NLRN
-from nlrn.tasks import Settings, warn_of_range
+from nlrn.models.nlrn import NLRN
+from nlrn.restoration.denoise import Settings, warn_of_range
 
 SMALLEST_FACTOR, LARGEST_FACTOR = 2, 4  # by which super-resolution was trained
 # MATLAB's rgb2ycbcr: luminance of RGB in [0, 1], and what a change of it is in R, G and B alike.

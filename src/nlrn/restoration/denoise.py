@@ -16,13 +16,12 @@ from torch.nn import functional as F
 
 from nlrn import classic, images, weights
 from nlrn.classic.planes import LARGEST_SIGMA, share
-from nlrn.devices import choose_device
+from nlrn.hardware import choose_device, free_memory
 from nlrn.images import Image, as_array, as_image
-from nlrn.inference import check_run, restore
-from nlrn.memory import free_memory
-from nlrn.model import NLRN
+from nlrn.inference.engine import check_run, restore
+from nlrn.inference.tiles import SMALLEST_TILE, cut, paste
+from nlrn.models.nlrn import NLRN
 from nlrn.noise import estimate_sigma
-from nlrn.tiles import SMALLEST_TILE, cut, paste
 
 # Methods that need no training; the network's name is "nlrn".
 CLASSIC: dict[str, Callable[..., np.ndarray]] = {

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from nlrn.model import NLRNConfig
+from nlrn.models.nlrn import NLRNConfig
 from nlrn.ops import AFFINITIES, correlation_bytes
 
 CPU = torch.device("cpu")

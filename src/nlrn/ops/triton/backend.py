@@ -14,11 +14,11 @@ import shutil
 import torch
 from torch import Tensor
 
-from nlrn.ops import triton_ops  # registers torch.ops.nlrn
-from nlrn.ops.correlation import Correlation
-from nlrn.ops.dispatch import AFFINITIES, add_skip
-from nlrn.ops.triton_launch import INTERPRETED
-from nlrn.ops.triton_layout import plan_for
+from nlrn.ops.affinity import AFFINITIES
+from nlrn.ops.correlation import Correlation, add_skip
+from nlrn.ops.triton import operators as triton_ops  # registers torch.ops.nlrn
+from nlrn.ops.triton.launch import INTERPRETED
+from nlrn.ops.triton.layout import plan_for
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_EMBED = 256

@@ -17,8 +17,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from nlrn import imagemetadata
-from nlrn.imagemetadata import Dpi
+from nlrn.images import metadata as imagemetadata
+from nlrn.images.metadata import Dpi
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

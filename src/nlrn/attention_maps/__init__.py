@@ -22,11 +22,12 @@ from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
 from torch import Tensor
 
-from nlrn import images, tasks
-from nlrn.devices import choose_device
+from nlrn import images
+from nlrn.hardware import choose_device
 from nlrn.images import Image
-from nlrn.model import NLRN, NonLocal2d
+from nlrn.models.nlrn import NLRN, NonLocal2d
 from nlrn.ops import AFFINITIES, Correlation, neighborhood_attention
+from nlrn.restoration import denoise as tasks
 
 HALO = 64  # pixels around the neighbourhood; docs/web.md has the measured error of others
 STRONGEST = 12  # neighbours that are outlined
@@ -390,7 +391,7 @@ def _rgb(patch: np.ndarray) -> np.ndarray:
 class _CallableModule(ModuleType):
     """This module, which can be called like its function.
 
-    As soon as anything imports the module, `nlrn.explain` is the module and not the function.
+    As soon as anything imports the module, `nlrn.explain` is the module, not the function.
     """
 
     __call__ = staticmethod(explain)
