@@ -112,6 +112,18 @@ class Network(nn.Module, ABC):
         """
         return Conditioned(image, lambda restored: image - restored)
 
+    def input_for(self, image: Tensor, sigma: float | Tensor) -> Tensor:
+        """The input for an image [B, C, H, W] as it is: with a noise map where one is taken.
+
+        Training uses it, where levels are those the network is to learn; `condition` may change
+        the contrast.
+
+        Args:
+            image: in [0, 1].
+            sigma: level of the noise in the units of the image, a number or [B].
+        """
+        return image
+
     def matrices(self) -> list[nn.Parameter]:
         """The parameters that map channels to channels, which Muon makes orthogonal steps for."""
         return []

@@ -6,32 +6,33 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
-from nlrn.models.nlrn import NLRN
 
-
-def forward(model: NLRN, image: Tensor, dtype: torch.dtype) -> Tensor:
-    """`model(image)`, but shared weights are cast once to the dtype in which they are used.
+def one_for_each_state(
+    cell: nn.Module, states: int, dtype: torch.dtype
+) -> Callable[[int], Callable[..., Any]]:
+    """The cell of each state, counted from 0: the same weights, cast once to one dtype.
 
     Every state gets them as tensors of its own, over the same memory. Otherwise each of twelve
     states would cast ten tensors anew, and autograd would add as many gradients one by one:
-    hundreds of kernels that take longer to start than to run. Without shared weights there is
-    nothing to gain.
+    hundreds of kernels that take longer to start than to run.
+
+    Args:
+        cell: the module that all states share; to be asked for anew in every pass.
+        states: how many there are.
+        dtype: in which its parameters are to be used.
     """
-    if not model.config.tied:
-        return model(image)
-    cell, steps = model.cell(0), model.config.steps
     names, weights = zip(*cell.named_parameters(), strict=True)
-    given = _OneForEachState.apply(steps, dtype, *weights)
-    per_state = [given[t * len(names) : (t + 1) * len(names)] for t in range(steps)]
+    given = _OneForEachState.apply(states, dtype, *weights)
+    per_state = [given[t * len(names) : (t + 1) * len(names)] for t in range(states)]
 
     def with_its_own(step: int) -> Callable[..., Any]:
         named = dict(zip(names, per_state[step], strict=True))
         return lambda *arguments: functional_call(cell, named, arguments)
 
-    return model.unroll(image, with_its_own)
+    return with_its_own
 
 
 class _OneForEachState(torch.autograd.Function):
