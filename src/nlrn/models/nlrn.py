@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nlrn import weights
-from nlrn.ops import AFFINITIES, BORDERS, Correlation, neighborhood_attention
+from nlrn.models.base import TrainingMode
+from nlrn.models.dense_attention import DenseAttention
+from nlrn.models.shared_weights import one_for_each_state
+from nlrn.ops import AFFINITIES, BORDERS, Correlation, neighborhood_attention, unsupported
+from nlrn.weights.card import ModelCard
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class NLRNConfig:
         tied: whether all states share one set of weights.
         norm_per_state: whether every state has batch-norm parameters of its own.
         in_channels: channels of the input image.
+        unshuffle: r, the states live on a grid r times coarser, r * r pixels side by side.
+        noise_map: whether the input has one more channel, with the level of the noise.
         out_channels: channels of the result; the network adds to that many input channels.
     """
 
@@ -49,9 +56,11 @@ class NLRNConfig:
     norm_per_state: bool = True
     in_channels: int = 1
     out_channels: int = 1
+    unshuffle: int = 1
+    noise_map: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("steps", "channels", "embed", "in_channels", "out_channels"):
+        for name in ("steps", "channels", "embed", "in_channels", "out_channels", "unshuffle"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.window < 1 or self.window % 2 == 0:
@@ -162,7 +171,9 @@ class NonLocal2d(nn.Module):
             raise ValueError(f"border must be one of {', '.join(BORDERS)}, got {border!r}")
         self.window, self.affinity, self.border = window, affinity, border
         self.bandwidth, self.keep_correlation = bandwidth, keep_correlation
-        self.operator = neighborhood_attention  # training may put a formulation of its own here
+        self.operator: Any = (
+            neighborhood_attention  # training may put a formulation of its own here
+        )
         embedded = AFFINITIES[affinity].embedded
         self.theta = nn.Conv2d(channels, embed, 1) if embedded != "none" else None
         self.psi = nn.Conv2d(channels, embed, 1) if embedded == "both" else None
@@ -281,6 +292,9 @@ class NLRN(nn.Module):
         super().__init__()
         self.config = config = config or NLRNConfig()
         self.notes: dict[str, str] = {}
+        self.card = ModelCard()
+        grid = config.unshuffle**2
+        inputs = grid * config.in_channels + config.noise_map
         modules = [config.is_non_local(t) for t in range(config.steps)]
         # Module i serves state i; a tied network has one cell, shared norms are one set.
         self.cells = nn.ModuleList(
@@ -289,10 +303,10 @@ class NLRN(nn.Module):
         self.norms = nn.ModuleList(
             StateNorms(config.channels) for _ in range(config.steps if config.norm_per_state else 1)
         )
-        self.norm_in = nn.BatchNorm2d(config.in_channels)
-        self.conv_in = _conv3x3(config.in_channels, config.channels)
+        self.norm_in = nn.BatchNorm2d(inputs)
+        self.conv_in = _conv3x3(inputs, config.channels)
         self.norm_out = nn.BatchNorm2d(config.channels)
-        self.conv_out = _conv3x3(config.channels, config.out_channels)
+        self.conv_out = _conv3x3(config.channels, grid * config.out_channels)
         nn.init.zeros_(self.conv_out.weight)  # so that training starts at the identity
 
     def cell(self, step: int) -> RecurrentCell:
@@ -303,20 +317,92 @@ class NLRN(nn.Module):
         """The batch norms of state `step`, counted from 0."""
         return self.norms[step if self.config.norm_per_state else 0]  # type: ignore[return-value]
 
-    def forward(self, image: Tensor) -> Tensor:
-        """Degraded image [B, in, H, W] in [0, 1] -> restored image [B, out, H, W]."""
-        return self.unroll(image, self.cell)
+    def forward(self, image: Tensor, *, non_local: bool = True) -> Tensor:
+        """Degraded image [B, in, H, W] in [0, 1] -> restored image [B, out, H, W].
 
-    def unroll(self, image: Tensor, cell: Callable[[int], Callable[..., Any]]) -> Tensor:
+        Without the non-local modules it is the same function as with g = 0, only faster.
+        """
+        return self.unroll(image, self.cell, non_local=non_local)
+
+    def unroll(
+        self, image: Tensor, cell: Callable[[int], Callable[..., Any]], *, non_local: bool = True
+    ) -> Tensor:
         """`forward` with cell(t) in place of the cell of state t, counted from 0."""
-        first = state = self.conv_in(self.norm_in(image))
+        first = state = self.conv_in(self.norm_in(self._on_grid(image)))
         correlation: Correlation | None = None
         for t in range(self.config.steps):
-            state, correlation = cell(t)(
-                state, first, correlation, self.norm(t), self.config.is_non_local(t)
-            )
+            is_non_local = non_local and self.config.is_non_local(t)
+            state, correlation = cell(t)(state, first, correlation, self.norm(t), is_non_local)
         residual = self.conv_out(F.relu(self.norm_out(state)))
+        if self.config.unshuffle > 1:
+            residual = F.pixel_shuffle(residual, self.config.unshuffle)
         return image[:, : self.config.out_channels] + residual
+
+    def _on_grid(self, image: Tensor) -> Tensor:
+        """[B, C (+ 1), H, W] -> [B, r * r * C (+ 1), H / r, W / r]."""
+        r = self.config.unshuffle
+        if r == 1 and not self.config.noise_map:
+            return image
+        pixels = F.pixel_unshuffle(image[:, : self.config.in_channels], r)
+        if not self.config.noise_map:
+            return pixels
+        return torch.cat([pixels, 2 * F.avg_pool2d(image[:, self.config.in_channels :], r)], 1)
+
+    @property
+    def in_channels(self) -> int:
+        return self.config.in_channels
+
+    @property
+    def multiple(self) -> int:
+        return self.config.unshuffle
+
+    def input_for(self, image: Tensor, sigma: float | Tensor) -> Tensor:
+        if not self.config.noise_map:
+            return image
+        level = torch.as_tensor(sigma, dtype=image.dtype, device=image.device).view(-1, 1, 1, 1)
+        return torch.cat([image, level.expand(len(image), 1, *image.shape[2:])], 1)
+
+    def matrices(self) -> list[nn.Parameter]:
+        # The convolutions from and to the image are filters, not matrices of channels.
+        filters = (self.conv_in.weight, self.conv_out.weight)
+        trained = (p for p in self.parameters() if p.requires_grad and p.ndim > 1)
+        return [p for p in trained if not any(p is f for f in filters)]
+
+    def repeated_modules(self) -> Iterable[nn.Module]:
+        return self.cells
+
+    def for_training(self, mode: TrainingMode) -> Callable[[Tensor], Tensor]:
+        dense = mode.non_local and self._is_dense(mode.backend)
+        if mode.non_local:
+            for module in self._non_local_modules():
+                module.border = mode.border
+                # Kernels or a loop over blocks: nothing that the compiler should look into.
+                module.operator = torch.compiler.disable(neighborhood_attention)
+
+        def restore(image: Tensor) -> Tensor:
+            side = image.shape[-1] // self.config.unshuffle
+            for module in self._non_local_modules() if dense else ():
+                if getattr(module.operator, "patch", None) != side:
+                    module.operator = DenseAttention(side, module.window, mode.border, image.device)
+            if mode.dtype is None or not self.config.tied:
+                return self(image, non_local=mode.non_local)
+            cell = one_for_each_state(self.cell(0), self.config.steps, mode.dtype)
+            return self.unroll(image, cell, non_local=mode.non_local)
+
+        return restore
+
+    def _non_local_modules(self) -> list[NonLocal2d]:
+        return [m for m in self.modules() if isinstance(m, NonLocal2d)]
+
+    def _is_dense(self, backend: str) -> bool:
+        """As asked for; "auto" is dense on a GPU for which there are no kernels."""
+        affinity = self.config.affinity
+        embedded = AFFINITIES[affinity].embedded != "none"
+        compared = self.config.embed if embedded else self.config.channels
+        probe = self.conv_in.weight.new_zeros(1, compared, 1, 1, dtype=torch.bfloat16)
+        if backend != "auto" or not probe.is_cuda or affinity != "embedded_gaussian":
+            return backend == "dense"
+        return unsupported("triton", probe, affinity, self.config.channels) is not None
 
     @property
     def convolution_parameters(self) -> int:
@@ -337,7 +423,8 @@ class NLRN(nn.Module):
         config = NLRNConfig.from_dict(weight.config)
         with torch.device("meta"):  # a file's config takes no memory before its tensors fit it
             model = cls(config)
-        model.notes = weight.notes
+        model.notes = {k: v for k, v in weight.notes.items() if k != "card"}
+        model.card = ModelCard.from_metadata(weight.notes)
         try:
             model.load_state_dict(weight.tensors, assign=True)
         except RuntimeError as error:
@@ -346,8 +433,10 @@ class NLRN(nn.Module):
         return model.eval()
 
     def save_pretrained(self, path: str | Path, notes: dict[str, str] | None = None) -> None:
-        """Writes weights, config and notes into one safetensors file."""
+        """Writes weights, config, card and notes into one safetensors file."""
         notes = self.notes | (notes or {})
+        if self.card != ModelCard():
+            notes = notes | {"card": json.dumps(self.card.to_dict())}
         weights.save(path, dataclasses.asdict(self.config), self.state_dict(), notes)
 
 

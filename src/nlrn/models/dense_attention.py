@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from nlrn.ops import Correlation
-from nlrn.training.config import TrainingError
 
 _MASKED = -1e30
 
@@ -42,7 +41,7 @@ class DenseAttention:
     def __init__(self, patch: int, window: int, border: str, device: torch.device) -> None:
         if border == "circular" and window > patch:
             # A pixel would be its own neighbour several times.
-            raise TrainingError(f"dense attention: window {window} wraps over a patch of {patch}")
+            raise ValueError(f"dense attention: window {window} wraps over a patch of {patch}")
         self.patch, self.window, self.border = patch, window, border
         self.device = device
         line = torch.arange(patch, device=device)
@@ -71,7 +70,7 @@ class DenseAttention:
         """The contract of `neighborhood_attention`, [B, C, H, W] in and out."""
         if affinity != "embedded_gaussian" or theta.shape[2:] != (self.patch, self.patch):
             got = f"{affinity!r} on {tuple(theta.shape)}"
-            raise TrainingError(f"dense attention is for {self.patch}-pixel patches, got {got}")
+            raise ValueError(f"dense attention is for {self.patch}-pixel patches, got {got}")
         # Scores of trained networks reach hundreds, where bfloat16 has steps of whole units, and
         # compiled for CUDA that ended in NaN (docs/inference.md).
         exact = torch.promote_types(theta.dtype, torch.float32)
@@ -80,7 +79,7 @@ class DenseAttention:
         if isinstance(prior, DenseCorrelation):
             pairs = pairs + prior.pairs
         elif prior is not None:
-            raise TrainingError(f"dense attention goes on from its own scores, got {type(prior)}")
+            raise ValueError(f"dense attention goes on from its own scores, got {type(prior)}")
         masked = pairs if self.mask is None else pairs + self.mask.to(pairs.dtype)
         weights = masked.softmax(-1).to(g.dtype)
         out = g.flatten(2) @ weights.transpose(1, 2)  # B C N
