@@ -13,7 +13,7 @@ from nlrn.models.base import TrainingMode
 from nlrn.training.batches import Batch
 from nlrn.training.config import Config, Stage
 from nlrn.training.parsing import TrainingError
-from nlrn.training.state import TrainState
+from nlrn.training.state import NORMS_KEPT, TrainState
 
 WARM_STEPS = 4  # the first steps of a stage, in which kernels are compiled and chosen
 _FLAT = 0.1  # mean squared error before, in units of the noise, below which patches count alike
@@ -23,7 +23,8 @@ class StepMetrics(NamedTuple):
     """What some steps were like.
 
     Attributes:
-        loss: mean over those that changed the weights; NaN if none did.
+        loss: mean over those that changed the weights. If none did, over those whose gradient was
+            too large; if all gradients were no numbers, NaN.
         grad_norm: of the last one.
         skipped: how many changed nothing.
     """
@@ -61,10 +62,11 @@ class Step:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._current, self._averaged = _floating(model), _floating(state.ema_model)
         self._ema_alpha = torch.zeros((), device=device)
-        self._losses = torch.zeros((), device=device)
-        self._skipped = torch.zeros((), device=device)  # since the metrics were last taken
+        # Loss and number of the steps that changed the weights, and of those too large to, since
+        # the metrics were last taken.
+        self._totals = torch.zeros(4, device=device)
         self._grad_norm = torch.zeros((), device=device)
-        self._count = 0  # steps since then
+        self._count = 0  # all steps since then
         self.done = 0
         on_gpu = device.type == "cuda"
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -101,19 +103,19 @@ class Step:
 
     def wait(self) -> None:
         """Returns when the device has done all steps."""
-        self._losses.item()
+        self._grad_norm.item()
 
     def pop_metrics(self) -> StepMetrics:
         """What the steps since the last call were like; waits for the device."""
-        total = self._losses
+        totals = self._totals
         if self.fabric.world_size > 1:
-            total = self.fabric.all_reduce(total.clone(), reduce_op="mean")
-        loss, norm, skipped = torch.stack([total, self._grad_norm, self._skipped]).tolist()
-        learned = self._count - skipped
-        self._losses.zero_()
-        self._skipped.zero_()
+            totals = self.fabric.all_reduce(totals.clone(), reduce_op="mean")
+        *sums, norm = torch.cat([totals, self._grad_norm.view(1)]).tolist()
+        skipped = self._count - round(sums[1])
+        loss, count = sums[:2] if sums[1] else sums[2:]
+        self._totals.zero_()
         self._count = 0
-        return StepMetrics(loss / learned if learned else math.nan, norm, int(skipped))
+        return StepMetrics(loss / count if count else math.nan, norm, skipped)
 
     def _set(self, rate: float, ema_alpha: float) -> None:
         self._ema_alpha.fill_(ema_alpha)
@@ -171,8 +173,7 @@ class Step:
         bad = self._is_bad(norm)
         self._learn(bad)
         self._update_average()
-        self._losses += torch.where(bad, 0.0, loss.detach())
-        self._grad_norm.copy_(norm)
+        self._add_up(loss.detach(), norm, bad)
 
     def _is_bad(self, norm: Tensor) -> Tensor:
         """Whether a gradient of this norm is to be left out; decided on the device."""
@@ -180,10 +181,17 @@ class Step:
         if not self._options.skip_above:
             return ~finite
         norms = self.state.grad_norms
-        bad = ~finite | (norm > self._options.skip_above * norms.median())
+        usual = norms.sort().values[NORMS_KEPT // 2]  # infinite while there are few of them
+        bad = ~finite | (norm > self._options.skip_above * usual)
         # It counts even if it is left out: where all gradients have grown, that is soon usual.
         norms.copy_(torch.where(finite, torch.cat([norms[1:], norm.view(1)]), norms))
         return bad
+
+    def _add_up(self, loss: Tensor, norm: Tensor, bad: Tensor) -> None:
+        cases = torch.stack([~bad, bad & norm.isfinite()])
+        sums = torch.where(cases, loss, 0.0)
+        self._totals += torch.stack([sums, cases.float()], 1).flatten()
+        self._grad_norm.copy_(norm)
 
     def _squared_error(self, patches: Tensor, clean: Tensor) -> Tensor:
         """Mean of each patch, in units of the noise [B]."""
@@ -195,7 +203,6 @@ class Step:
         Where batch-norm statistics were learned until now and are frozen, a patch in fifty makes
         the recurrent states grow without bounds; the other steps teach the network not to.
         """
-        self._skipped += bad
         if not bad.is_cuda and bad:
             return
         for optimizer in self.state.optimizers:
