@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.nn.functional import max_pool2d
 
-from nlrn import images, weights
+from nlrn import images, models, weights
 from nlrn.degrade import imresize
-from nlrn.images import Image, as_array, as_image
-from nlrn.models.nlrn import NLRN
-from nlrn.restoration.denoise import Settings, warn_of_range
+from nlrn.hardware import choose_device
+from nlrn.images import Image
+from nlrn.inference import Engine, Settings
+from nlrn.models import Network
+from nlrn.progress import Progress
+from nlrn.restoration.base import Announce, Restored, announce_time, check_batch, warn_of_range
 
+AUTO = "auto"
 SMALLEST_FACTOR, LARGEST_FACTOR = 2, 4  # by which super-resolution was trained
 # MATLAB's rgb2ycbcr: luminance of RGB in [0, 1], and what a change of it is in R, G and B alike.
 LUMINANCE = np.array([65.481, 128.553, 24.966], np.float32) / 255
@@ -24,66 +29,107 @@ LUMINANCE_OF_BLACK = np.float32(16 / 255)
 RGB_OF_LUMINANCE = np.float32(255 / 219)
 
 
-def upscale(
-    image: np.ndarray | str | Path,
-    scale: float,
-    *,
-    model: NLRN | str | Path | None = None,
-    settings: Settings | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> np.ndarray:
-    """Returns the image `scale` times as high and wide, in the type in which it came.
+class Upscaler(nn.Module):
+    """Enlarges images with a network, ready to run.
+
+    Called with tensors it is `upscaler(x)`; `restore` takes an `Image`. The network is loaded and
+    prepared once, on first use. It can be pickled: models of the package go by name.
 
     Args:
-        image: array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], uint8, uint16 or float in [0, 1]; or
-            the path of an image file.
         scale: more than 1, at most 4; the models were trained with 2, 3 and 4.
-        model: a network, the name of a weight in the package, or a file; None takes the package's.
+        model: a name of the package (see `nlrn.list_models`), a file, or a network; "auto" takes
+            the package's.
         settings: tiles, views, precision, device.
-        progress: called with (done, total) in equal units of work.
     """
-    picture = as_image(image)
-    check_scale(scale)
-    result = upscale_image(picture, scale, load_upscaler(model), settings or Settings(), progress)
-    return as_array(result, image)
 
+    def __init__(
+        self,
+        scale: float = 2,
+        model: str | Path | Network = AUTO,
+        *,
+        settings: Settings | None = None,
+    ) -> None:
+        super().__init__()
+        self.scale, self.settings = check_scale(scale), settings or Settings()
+        choose_device(self.settings.device)  # one that is not there is refused before any work
+        if isinstance(model, Network):
+            self.model = model.card.name or "unnamed"
+        else:
+            self.model = choose_upscaler() if model == AUTO else str(model)
+        self._given = isinstance(model, Network)
+        self._engine: Engine | None = None
+        if isinstance(model, Network):
+            self._engine = Engine(_checked(model, self.model), self.settings)
+        elif model != AUTO:
+            _ = self.engine  # a wrong name or file is refused here
 
-def upscale_image(
-    picture: Image,
-    scale: float,
-    network: NLRN,
-    settings: Settings,
-    progress: Callable[[int, int], None] | None = None,
-) -> Image:
-    """The picture enlarged; metadata stay.
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | ({} if self._given else {"_engine": None})
 
-    All channels are enlarged by bicubic interpolation. Gray then goes through the network as it
-    is; of colour the luminance does, and what the network changes in it is added to all three.
-    Where nothing varies nothing is changed: white stays white also at the edges, where the network
-    alone is off by a level or two. Below a factor of 2, to which the network would give too much,
-    it is enlarged by 2 and shrunk.
-    """
-    if scale < SMALLEST_FACTOR:
-        double = upscale_image(picture, SMALLEST_FACTOR, network, settings, progress)
-        size = (math.ceil(picture.height * scale), math.ceil(picture.width * scale))
-        small, opacity = _resized(images.to_float(double.pixels), double.alpha, size=size)
-        return _like(picture, small, opacity)
-    pixels = images.to_float(picture.pixels)
-    if not np.isfinite(pixels).all():
-        raise ValueError("image has values that float32 cannot hold")
-    warn_of_range(picture)
-    if network.config.in_channels != 1:
-        raise ValueError(f"a network of {network.config.in_channels} channels takes no luminance")
-    large, alpha = _resized(pixels, picture.alpha, scale)
-    is_gray = large.ndim == 2
-    luminance = large if is_gray else large @ LUMINANCE + LUMINANCE_OF_BLACK
-    planes = torch.from_numpy(luminance)[None, None]
-    restored = settings.restore(network, planes, progress)
-    result = torch.where(_is_flat(planes, round(scale)), planes, restored)[0, 0].numpy()
-    if not is_gray:
-        change = (result - luminance) * RGB_OF_LUMINANCE
-        result = np.add(large, change[..., None], out=large)
-    return _like(picture, result, alpha)
+    @property
+    def engine(self) -> Engine:
+        """What runs the network."""
+        if self._engine is None:
+            self._engine = Engine(_checked(models.load(self.model), self.model), self.settings)
+        return self._engine
+
+    def restore(
+        self,
+        image: Image,
+        scale: float | None = None,
+        *,
+        progress: Progress | None = None,
+        announce: Announce | None = None,
+    ) -> Restored:
+        """The image enlarged; metadata stay.
+
+        All channels are enlarged by bicubic interpolation. Gray then goes through the network as it
+        is; of color the luminance does, and what the network changes in it is added to all three.
+        Where nothing varies nothing is changed: white stays white also at the edges, where the
+        network alone is off by a level or two. Below a factor of 2, to which the network would
+        give too much, it is enlarged by 2 and shrunk.
+
+        Args:
+            image: what to enlarge.
+            scale: None takes the upscaler's.
+            progress: called with (done, total) in equal units of work.
+            announce: called before long work with the seconds it may take.
+        """
+        scale = self.scale if scale is None else check_scale(scale)
+        facts = {"scale": scale, "model": self.model}
+        warn_of_range(image)
+        pixels = images.to_float(image.pixels)
+        factor = max(scale, SMALLEST_FACTOR)
+        large, alpha = _resized(pixels, image.alpha, factor)
+        is_gray = large.ndim == 2
+        luminance = large if is_gray else large @ LUMINANCE + LUMINANCE_OF_BLACK
+        announce_time(self.engine, (large.shape[0], large.shape[1]), 1, announce)
+        planes = torch.from_numpy(luminance)[None, None]
+        restored = self.engine(planes, progress)
+        result = torch.where(_is_flat(planes, round(factor)), planes, restored)[0, 0].numpy()
+        if not is_gray:
+            change = (result - luminance) * RGB_OF_LUMINANCE
+            result = np.add(large, change[..., None], out=large)
+        enlarged = _like(image, result, alpha)
+        if scale < SMALLEST_FACTOR:
+            size = (math.ceil(image.height * scale), math.ceil(image.width * scale))
+            small, opacity = _resized(images.to_float(enlarged.pixels), enlarged.alpha, size=size)
+            enlarged = _like(image, small, opacity)
+        return Restored(enlarged, facts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Gray or RGB images [B, C, H, W] in [0, 1], enlarged, on x's device and in its dtype."""
+        check_batch(x)
+        results = []
+        for one in x.detach().float().cpu():  # C H W
+            array = np.ascontiguousarray(one[0] if len(one) == 1 else one.permute(1, 2, 0))
+            large = torch.from_numpy(self.restore(Image(array)).image.pixels)
+            results.append(torch.atleast_3d(large).permute(2, 0, 1))
+        return torch.stack(results).to(x.device, x.dtype)
+
+    def extra_repr(self) -> str:
+        """What `print` shows of it."""
+        return f"scale={self.scale:g}, model={self.model!r}"
 
 
 def _is_flat(planes: torch.Tensor, reach: int) -> torch.Tensor:
@@ -94,11 +140,11 @@ def _is_flat(planes: torch.Tensor, reach: int) -> torch.Tensor:
     return highest - lowest < 1e-5
 
 
-def _like(picture: Image, pixels: np.ndarray, opacity: np.ndarray | None) -> Image:
-    """Float pixels and opacity as a picture of the same type and metadata."""
-    dtype = picture.pixels.dtype
+def _like(image: Image, pixels: np.ndarray, opacity: np.ndarray | None) -> Image:
+    """Float pixels and opacity as an image of the same type and metadata."""
+    dtype = image.pixels.dtype
     alpha = None if opacity is None else images.from_float(opacity, dtype)
-    return picture.with_pixels(images.from_float(pixels, dtype), alpha)
+    return image.with_pixels(images.from_float(pixels, dtype), alpha)
 
 
 def _resized(
@@ -109,15 +155,13 @@ def _resized(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Pixels [H, W] or [H, W, 3] and opacity by bicubic interpolation, float32.
 
-    Colour is weighted with its opacity, and what is hidden takes the colours of what shows around
+    Color is weighted with its opacity, and what is hidden takes the colors of what shows around
     it: neither the resize nor the network sees an edge there, so that no fringe is left.
     """
     if alpha is None:
         return _bicubic(pixels, scale, size), None
     opacity = images.to_float(alpha)
-    large_opacity = _bicubic(
-        opacity, scale, size
-    )  # overshoots at edges, as the weighted colours do
+    large_opacity = _bicubic(opacity, scale, size)  # overshoots at edges, as the weighted colors do
     weights = opacity if pixels.ndim == 2 else opacity[..., None]
     large_weights = large_opacity if pixels.ndim == 2 else large_opacity[..., None]
     shown = _bicubic(pixels * weights, scale, size) / np.maximum(large_weights, 1e-3)
@@ -154,23 +198,23 @@ def _bicubic(pixels: np.ndarray, scale: float | None, size: tuple[int, int] | No
     return np.stack([imresize(channel, scale, size=size) for channel in channels], axis=2)
 
 
-def check_scale(scale: float) -> None:
-    """Raises unless images can be enlarged by this factor."""
+def check_scale(scale: float) -> float:
+    """The factor as a float; raises unless images can be enlarged by it."""
     if isinstance(scale, bool) or not isinstance(scale, Real):
         raise ValueError(f"scale must be a number, got {scale!r}")
     if not 1 < scale <= LARGEST_FACTOR:
         raise ValueError(f"scale must be more than 1 and at most {LARGEST_FACTOR}, got {scale:g}")
-
-
-def load_upscaler(model: NLRN | str | Path | None) -> NLRN:
-    """The network asked for, or the one of the package for super-resolution."""
-    network = model if isinstance(model, NLRN) else NLRN.from_pretrained(model or choose_upscaler())
-    if network.notes.get("task", "sr") != "sr":
-        name = f"{model}: a model" if isinstance(model, str | Path) else "the model is one"
-        raise ValueError(f"{name} for {network.notes['task']}, not for super-resolution")
-    return network
+    return float(scale)
 
 
 def choose_upscaler() -> str:
-    """Name of the package's weight for super-resolution."""
-    return next(entry.name for entry in weights.manifest().values() if entry.task == "sr")
+    """Name of the package's model for super-resolution."""
+    return next(card.name for card in weights.list_models() if card.task == "sr")
+
+
+def _checked(network: Network, name: str) -> Network:
+    if network.card.task not in ("", "sr"):
+        raise ValueError(f"{name}: a model for {network.card.task}, not for super-resolution")
+    if network.in_channels != 1:
+        raise ValueError(f"a network of {network.in_channels} channels takes no luminance")
+    return network

@@ -49,13 +49,13 @@ class ModelCard:
     psnr: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that differ from their defaults, as TOML and JSON hold them."""
+        """The fields that say something, as TOML and JSON hold them."""
         empty = asdict(ModelCard())
         values = asdict(self)
         return {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in values.items()
-            if key == "architecture" or value != empty[key]
+            if key in ("architecture", "channels") or value != empty[key]
         }
 
     @classmethod
