@@ -11,8 +11,8 @@ from torch import Tensor
 
 from nlrn import images
 from nlrn.hardware import choose_device
+from nlrn.progress import Progress, part_of
 
-Progress = Callable[[int, int], None]
 LARGEST_SIGMA = 255  # on the 0..255 scale: beyond it there is nothing to find
 
 
@@ -65,20 +65,10 @@ def each(
 
     def work(planes: Tensor) -> Tensor:
         count = len(planes)
-        done = [method(plane, share(progress, c, count)) for c, plane in enumerate(planes)]
+        done = [method(plane, part_of(progress, c, count)) for c, plane in enumerate(planes)]
         return torch.stack(done)
 
     return work
-
-
-def share(progress: Progress | None, part: int, parts: int) -> Progress:
-    """Progress of one of several equal parts, told as progress of the whole."""
-
-    def tell(done: int, total: int) -> None:
-        if progress is not None:
-            progress(part * total + done, parts * total)
-
-    return tell
 
 
 def check_positive(**values: float) -> None:

@@ -20,15 +20,14 @@ thumbnail are never kept.
 
 import contextlib
 import os
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from nlrn import atomic
 from nlrn.images import formats as imageformats
 from nlrn.images.formats import Array, Decoded, FormatError
 from nlrn.images.metadata import Dpi
@@ -141,7 +140,7 @@ def write(
     check_writable(path, image, overwrite=overwrite)
     with _errors_name(path):
         encoded = imageformats.encode(_format_name(path), _as_decoded(image), quality)
-        _publish(encoded, path, overwrite)
+        atomic.write_bytes(path, encoded, overwrite=overwrite)
 
 
 def check_writable(path: str | os.PathLike[str], image: Image, *, overwrite: bool = False) -> None:
@@ -286,28 +285,3 @@ def _upright(samples: Array, orientation: int) -> Array:
         8: lambda s: s[:, ::-1].swapaxes(0, 1),
     }
     return turned[orientation](samples) if orientation in turned else samples
-
-
-def _publish(data: bytes, path: Path, overwrite: bool) -> None:
-    """Gives the path its content in one step: a temporary file beside it takes its name."""
-    # Not tempfile: its files are readable by the owner alone, and the name would keep that.
-    part = path.with_name(f".nlrn-{secrets.token_hex(8)}.tmp")
-    claimed = False
-    try:
-        with part.open("xb") as file:
-            _write_through(file, data)
-        if not overwrite:
-            path.open("xb").close()  # of two writers one fails here; not every disk has links
-            claimed = True
-        part.replace(path)
-        claimed = False
-    finally:
-        part.unlink(missing_ok=True)
-        if claimed:
-            path.unlink(missing_ok=True)
-
-
-def _write_through(file: IO[bytes], data: bytes) -> None:
-    file.write(data)
-    file.flush()
-    os.fsync(file.fileno())

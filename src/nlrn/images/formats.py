@@ -17,6 +17,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from nlrn.errors import one_line
 from nlrn.images import metadata as imagemetadata
 from nlrn.images.metadata import Dpi
 
@@ -65,7 +66,7 @@ def decode(file: IO[bytes], max_pixels: int) -> Decoded:
     except FormatError:
         raise
     except Exception as error:  # on broken files the libraries raise anything, even SyntaxError
-        reason = f"broken or truncated {name}: {_one_line(error)}"
+        reason = f"broken or truncated {name}: {one_line(error)}"
         raise FormatError(f"not an image nlrn can read ({reason})") from error
 
 
@@ -75,11 +76,7 @@ def encode(name: str, image: Decoded, quality: int) -> bytes:
     try:
         return FORMATS[name].encode(image, quality)
     except Exception as error:  # sizes and metadata beyond a format's limits
-        raise FormatError(f"cannot be written as {name} ({_one_line(error)})") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+        raise FormatError(f"cannot be written as {name} ({one_line(error)})") from error
 
 
 def _sniff(file: IO[bytes]) -> str:
@@ -206,7 +203,7 @@ def _from_pillow(plugin: Callable[[IO[bytes]], Any], file: IO[bytes], max_pixels
         with _no_warnings():
             picture = plugin(file)  # the header only
     except DecompressionBombError as error:  # WebP's plugin has its own limit
-        raise FormatError(f"too large ({_one_line(error)})") from error
+        raise FormatError(f"too large ({one_line(error)})") from error
     width, height = picture.size
     _check_size(width, height, max_pixels)
     _check_single(getattr(picture, "n_frames", 1), "frames")

@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nlrn import classic, images, weights
-from nlrn.classic.planes import LARGEST_SIGMA, share
+from nlrn.classic.planes import LARGEST_SIGMA
 from nlrn.hardware import choose_device, free_memory
 from nlrn.images import Image, as_array, as_image
 from nlrn.inference.engine import check_run, restore
 from nlrn.inference.tiles import SMALLEST_TILE, cut, paste
 from nlrn.models.nlrn import NLRN
 from nlrn.noise import estimate_sigma
+from nlrn.progress import part_of
 
 # Methods that need no training; the network's name is "nlrn".
 CLASSIC: dict[str, Callable[..., np.ndarray]] = {
@@ -178,7 +179,7 @@ def _classic(
     tiles = cut((height, width), side, halo)
     result = torch.zeros(math.prod(noisy.shape[2:]), height, width)
     for number, tile in enumerate(tiles):
-        tell = share(progress, number, len(tiles))
+        tell = part_of(progress, number, len(tiles))
         part = CLASSIC[method](noisy[tile.seen], sigma, device=device, progress=tell)
         paste(result, torch.from_numpy(np.atleast_3d(part)).permute(2, 0, 1), tile)
     return result.permute(1, 2, 0).reshape(noisy.shape).numpy()

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nlrn import atomic
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,21 +108,9 @@ def _decode(content: bytes, name: str) -> Weight:
 def save(
     path: str | Path, config: dict[str, Any], tensors: dict[str, Tensor], notes: dict[str, str]
 ) -> None:
-    """Writes tensors and config into one file, under a temporary name until it is complete."""
+    """Writes tensors and config into one file, whole or not at all."""
     import safetensors.torch
 
-    path = Path(path)
     metadata = notes | {"format": FORMAT, "config": json.dumps(config)}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    content = safetensors.torch.save(tensors, metadata)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    atomic.write_bytes(Path(path), safetensors.torch.save(tensors, metadata))
