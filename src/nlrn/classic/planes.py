@@ -35,8 +35,6 @@ def restore(
     if sigma == 0:
         return image.copy()
     pixels = images.to_float(image)
-    if not np.isfinite(pixels).all():
-        raise ValueError("image has NaN or infinite values, or some that float32 cannot hold")
     height, width = pixels.shape[:2]
     missing = [(0, max(0, patch - side)) for side in (height, width)]
     padded = np.pad(pixels, [*missing, (0, 0)][: pixels.ndim], mode="symmetric")
