@@ -185,7 +185,7 @@ def test_between_the_levels_it_beats_the_next_model_as_it_is(sigma: int) -> None
 @pytest.mark.parametrize(
     ("image", "options", "message"),
     [
-        (np.zeros((3, 4, 2), np.uint8), {}, r"got \(3, 4, 2\)"),
+        (np.zeros((3, 4, 5), np.uint8), {}, r"got \(3, 4, 5\)"),
         (np.zeros((0, 4), np.uint8), {}, r"got \(0, 4\)"),
         (np.zeros((3, 4), np.int32), {}, "got int32"),
         (np.full((3, 4), np.nan), {}, "NaN or infinite"),

@@ -33,6 +33,8 @@ def write_bytes(
             path.replace(previous)
         temporary.replace(path)
         claimed = False
+    except OSError as error:  # named after the file that was asked for, not the temporary one
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
         if claimed:

@@ -150,6 +150,7 @@ def bench(
     with errors_in_one_line():
         from pathlib import Path
 
+        from nlrn import atomic
         from nlrn.bench import documents, report, tables
         from nlrn.bench import run as runs
 
@@ -173,7 +174,7 @@ def bench(
         if as_json is not None:
             runs.write_json(Path(as_json), report.to_json(found))
         if as_markdown is not None:
-            runs.write_text(Path(as_markdown), "\n".join(map(report.markdown, shown)))
+            atomic.write_text(Path(as_markdown), "\n".join(map(report.markdown, shown)))
         if write_docs:
             for path in documents.write(found, Path()):
                 typer.echo(f"wrote {path}", err=True)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from nlrn import atomic
 from nlrn.training.config import Config, TrainingError
 from nlrn.training.learner import Learner
 from nlrn.training.schedule import Progress
@@ -30,7 +29,7 @@ class CheckpointError(TrainingError):
 
 
 def save(folder: Path, learner: Learner, progress: Progress, config: Config) -> None:
-    """Writes the checkpoint under a temporary name, keeps the last one, puts the new in place."""
+    """Writes the checkpoint, whole or not at all, and keeps the last one."""
     tensors = _tensors(learner)
     metadata = {
         "format": FORMAT,
@@ -40,19 +39,7 @@ def save(folder: Path, learner: Learner, progress: Progress, config: Config) -> 
     }
     content = safetensors.torch.save(tensors, metadata)
     try:
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{NAME}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o644)
-            if (folder / NAME).exists():
-                (folder / NAME).replace(folder / PREVIOUS)
-            Path(temporary).replace(folder / NAME)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        atomic.write_bytes(folder / NAME, content, previous=folder / PREVIOUS)
     except OSError as error:
         reason = error.strerror or error
         raise CheckpointError(f"{folder / NAME}: cannot be saved ({reason})") from error
