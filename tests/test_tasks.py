@@ -16,7 +16,7 @@ from nlrn import images, weights
 from nlrn.degrade import add_noise, rgb2gray
 from nlrn.models.nlrn import CONFIGS, NLRN, random_network
 from nlrn.restoration import denoise as tasks
-from nlrn.restoration.denoise import Settings
+from nlrn.restoration.denoiser import Settings
 
 SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=2, channels=8, embed=4)
 

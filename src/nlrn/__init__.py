@@ -40,7 +40,7 @@ _HOME = {
     "list_models": "weights",
     "upscale": "restoration",
 }
-__all__ = [*_HOME]  # noqa: PLE0604
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from nlrn.attention_maps.trace import HALO, AttentionMaps, Trace, check_position
 from nlrn.images import Image
 from nlrn.models import Network
 from nlrn.restoration.base import noise_level, to_planes
-from nlrn.restoration.denoise import AUTO, Denoiser
+from nlrn.restoration.denoiser import AUTO, Denoiser
 
 __all__ = ["COLORS", "HALO", "AttentionMaps", "Trace", "explain", "figure", "planes_for", "trace"]
 

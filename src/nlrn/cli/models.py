@@ -26,7 +26,10 @@ def explain(
         str | None, typer.Option(help="A model's name (see nlrn models) or a .safetensors file.")
     ] = None,
     channel: Annotated[
-        int, typer.Option(help="Channel of a colour image that a gray model gets: 0 red, 1 green, 2 blue.")
+        int,
+        typer.Option(
+            help="Channel of a colour image that a gray model gets: 0 red, 1 green, 2 blue."
+        ),
     ] = 1,
     device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")] = "auto",
 ) -> None:
@@ -43,7 +46,9 @@ def explain(
         images.check_writable(output, blank, overwrite=overwrite)
         from nlrn import attention_maps
 
-        maps = attention_maps.explain(picture.pixels, position, level, model, channel=channel, device=device)
+        maps = attention_maps.explain(
+            picture.pixels, position, level, model, channel=channel, device=device
+        )
         images.write(output, images.Image(attention_maps.figure(maps)), overwrite=overwrite)
     typer.echo(output)
 
@@ -61,7 +66,9 @@ def web(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="Precision: fp32, or bf16, faster on recent hardware.")] = "fp32",
+    dtype: Annotated[
+        str, typer.Option(help="Precision: fp32, or bf16, faster on recent hardware.")
+    ] = "fp32",
     model: Annotated[
         list[str] | None, typer.Option(help="A .safetensors file of yours to offer too.")
     ] = None,

@@ -16,8 +16,8 @@ from nlrn.models import Network
 from nlrn.progress import Progress
 from nlrn.restoration.base import Restoration, Restored
 from nlrn.restoration.classic import METHODS, ClassicDenoiser
-from nlrn.restoration.denoise import AUTO, Denoiser
-from nlrn.restoration.upscale import Upscaler, check_scale
+from nlrn.restoration.denoiser import AUTO, Denoiser
+from nlrn.restoration.upscaler import Upscaler, check_scale
 
 __all__ = ["ClassicDenoiser", "Denoiser", "Restoration", "Restored", "Upscaler", "denoise",
            "make_denoiser", "upscale"]  # fmt: skip

@@ -131,4 +131,4 @@ def save(
         "card": json.dumps(card.to_dict()),
     }
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    atomic.write_bytes(path, safetensors.torch.save(tensors, metadata))
+    atomic.write_bytes(Path(path), safetensors.torch.save(tensors, metadata))

@@ -69,7 +69,9 @@ class ModelCard:
         if task not in ("", *TASKS):
             raise ValueError(f"task of a model card must be {' or '.join(TASKS)}, got {task!r}")
         lists = ("sigma_range", "factors", "training_sets")
-        given = {k: tuple(v) if k in lists and v is not None else v for k, v in values.items()}
+        given: dict[str, Any] = {
+            k: tuple(v) if k in lists and v is not None else v for k, v in values.items()
+        }
         return cls(**given)
 
     @classmethod
