@@ -17,7 +17,7 @@ import nlrn
 from nlrn import datasets, weights
 from nlrn.classic import denoise_bm3d
 from nlrn.degrade import add_noise
-from nlrn.restoration.denoise import choose_weight
+from nlrn.restoration.denoiser import choose_weight
 
 CROP, EVERY = 128, 3  # pixels; every third image
 

@@ -20,7 +20,7 @@ from nlrn import cli, images, weights
 from nlrn.cli import files
 from nlrn.models.nlrn import CONFIGS, random_network
 from nlrn.restoration import denoise as tasks
-from nlrn.restoration.denoise import Settings
+from nlrn.restoration.denoiser import Settings
 
 SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=2, channels=8, embed=4)
 runner = CliRunner()
@@ -239,7 +239,7 @@ def test_every_setting_reaches_the_network(
         seen.append((sigma, strength, settings))
         return image
 
-    monkeypatch.setattr("nlrn.restoration.denoise.denoise_image", denoise_image)
+    monkeypatch.setattr("nlrn.restoration.denoiser.denoise_image", denoise_image)
     given = ("--sigma", 33, "--strength", 0.25, "--tile", 40, "--exact", "--views", 3)
     more = ("--device", "cpu", "--dtype", "bf16")
     source = picture(tmp_path / "a.png")
@@ -420,7 +420,7 @@ def test_a_format_that_cannot_hold_the_result_is_refused_before_the_work(
 ) -> None:
     images.write(tmp_path / "a.tif", images.Image(np.zeros((5, 6), np.float32)))
     monkeypatch.setattr(
-        "nlrn.restoration.denoise.denoise_image", lambda *_: pytest.fail("worked for nothing")
+        "nlrn.restoration.denoiser.denoise_image", lambda *_: pytest.fail("worked for nothing")
     )
     result = nlrn("denoise", tmp_path / "a.tif", "--model", model, "-o", tmp_path / "a.jpg")
     assert_one_clear_line(result, "JPEG cannot hold float32")
@@ -541,7 +541,7 @@ def test_an_interrupt_leaves_nothing_behind(
         raise KeyboardInterrupt
 
     source = picture(tmp_path / "a.png")
-    monkeypatch.setattr("nlrn.restoration.denoise.denoise_image", interrupted)
+    monkeypatch.setattr("nlrn.restoration.denoiser.denoise_image", interrupted)
     monkeypatch.setattr(sys, "argv", ["nlrn", "denoise", str(source), "--model", model])
     with pytest.raises(SystemExit) as stop:
         cli.main()

@@ -23,8 +23,7 @@ from picture_files import (
 )
 
 from nlrn import images
-from nlrn.images import Image, ImageError
-from nlrn.images import formats as imageformats
+from nlrn.images import Image, ImageError, formats
 
 # What each lossless format can hold, with what comes back: (suffix, dtype, channels).
 LOSSLESS = [
@@ -199,13 +198,13 @@ def test_a_name_taken_in_the_meantime_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.png"
-    encode = imageformats.encode
+    encode = formats.encode
 
     def slow(name: str, decoded: Any, quality: int) -> bytes:
         path.write_bytes(b"another program's")
         return encode(name, decoded, quality)
 
-    monkeypatch.setattr(imageformats, "encode", slow)
+    monkeypatch.setattr(formats, "encode", slow)
     with pytest.raises(ImageError, match="exists already"):
         images.write(path, image())
     assert path.read_bytes() == b"another program's"

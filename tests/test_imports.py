@@ -13,7 +13,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "nlrn"
 # Each storey may import from those before it, never from its own or a later one.
 STOREYS = [
-    ["atomic", "degrade", "hardware", "metrics", "ops"],
+    ["atomic", "errors", "progress"],
+    ["degrade", "hardware", "metrics", "ops"],
     ["images", "weights"],
     ["classic", "datasets", "models", "noise"],
     ["inference"],

@@ -16,7 +16,7 @@ from nlrn import images, weights
 from nlrn.degrade import add_noise, rgb2gray
 from nlrn.models.nlrn import CONFIGS, NLRN, random_network
 from nlrn.restoration import denoise as tasks
-from nlrn.restoration.denoise import Settings
+from nlrn.restoration.denoiser import Settings
 
 SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=2, channels=8, embed=4)
 
@@ -185,7 +185,7 @@ def test_between_the_levels_it_beats_the_next_model_as_it_is(sigma: int) -> None
 @pytest.mark.parametrize(
     ("image", "options", "message"),
     [
-        (np.zeros((3, 4, 2), np.uint8), {}, r"got \(3, 4, 2\)"),
+        (np.zeros((3, 4, 5), np.uint8), {}, r"got \(3, 4, 5\)"),
         (np.zeros((0, 4), np.uint8), {}, r"got \(0, 4\)"),
         (np.zeros((3, 4), np.int32), {}, "got int32"),
         (np.full((3, 4), np.nan), {}, "NaN or infinite"),

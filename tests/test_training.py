@@ -20,7 +20,7 @@ from nlrn.training.config import OPTIMIZERS
 from nlrn.training.parsing import TrainingError
 from nlrn.training.report import read_metrics
 from nlrn.training.step import Step, StepMetrics
-from nlrn.weights.card import ModelCard
+from nlrn.weights import ModelCard
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -69,12 +69,7 @@ def test_no_weight_starts_from_one_that_has_seen_other_images() -> None:
         (
             "window = 5",
             "window = 5\nin_channels = 3",
-            r"\[model\] takes images of 3 channels, got \[",
-        ),
-        (
-            "window = 5",
-            "window = 5\nunshuffle = 3",
-            r"stages 1: patch must be a multiple of 3",
+            r"\[model\] takes 3 channels and gives 1, \[",
         ),
         ("window = 5", "architecture = 'unet'", r"\[model\] architecture must be one of nlrn, got"),
         ("sigma = 25", "sigma = 25\nchannels = 2", r"\[data\] channels must be 1 or 3, got 2"),

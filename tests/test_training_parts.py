@@ -17,7 +17,7 @@ from torch._dynamo.testing import CompileCounter
 from training_runs import make_root, write_config
 
 from nlrn import training
-from nlrn.models.base import TrainingMode
+from nlrn.models import TrainingMode
 from nlrn.models.nlrn import NLRNConfig, random_network
 from nlrn.training import state
 from nlrn.training.batches import Batch

@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from nlrn import weights
+from nlrn import atomic, weights
 from nlrn.bench import methods, tables
 from nlrn.bench.report import BASE, Mean, markdown, means, pair, shown
-from nlrn.bench.run import Row, read_rows, write_json, write_text
+from nlrn.bench.run import Row, read_rows, write_json
 from nlrn.bench.tables import TABLES, Printed, Table
 
 ROWS = Path("docs") / "results"  # one file of rows for each table
@@ -44,7 +44,7 @@ def write(rows: Sequence[Row], root: Path) -> list[Path]:
             file.unlink(missing_ok=True)
     for document in DOCUMENTS:
         path = root / document
-        write_text(path, filled(path.read_text(encoding="utf-8"), kept))
+        atomic.write_text(path, filled(path.read_text(encoding="utf-8"), kept))
     return [path for path, content in before.items() if _content(path) != content]
 
 

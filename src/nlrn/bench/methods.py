@@ -80,7 +80,7 @@ BASELINES: dict[str, dict[str, Restorer]] = {
     },
     "sr": {"bicubic": bicubic},
 }
-# Our own, for denoising: name -> that of `nlrn.restoration.denoise.CLASSIC`
+# Our own, for denoising: name -> that of `nlrn.restoration.denoiser.CLASSIC`
 CLASSIC = {"NLM": "nlm", "LSSC": "lssc", "BM3D": "bm3d", "WNNM": "wnnm"}
 # name -> views that are averaged; which weight it runs with is the table's business
 NETWORKS = {"NLRN": 1, "NLRN-MV": 8, "NLRN-400": 1, "NLRN-300": 1, "NLRN-300-MV": 8}
@@ -197,7 +197,7 @@ def network(name: str, image_set: str, views: int, task: str, setting: Setting) 
     from nlrn.hardware import choose_device
     from nlrn.inference.engine import restore, restore_patches
     from nlrn.models.nlrn import NLRN
-    from nlrn.restoration.denoise import DTYPES
+    from nlrn.restoration.denoiser import DTYPES
 
     model, device = NLRN.from_pretrained(name), choose_device(setting.device)
     dtype = DTYPES[setting.dtype]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -18,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from nlrn import datasets, degrade
+from nlrn import atomic, datasets, degrade
 from nlrn.bench import methods
 from nlrn.bench.methods import Bound, Setting, UnavailableError
 from nlrn.bench.tables import Table
@@ -292,8 +290,8 @@ def _rows_of(file: Path) -> Iterator[Row]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes JSON under a temporary name first; each row on a line of its own."""
-    write_text(path, _lines(content))
+    """Writes JSON, whole or not at all; each row on a line of its own."""
+    atomic.write_text(path, _lines(content))
 
 
 def _lines(content: Any) -> str:
@@ -303,16 +301,3 @@ def _lines(content: Any) -> str:
     if isinstance(content, list) and content:
         return "[\n" + ",\n".join(json.dumps(row) for row in content) + "\n]\n"
     return json.dumps(content) + "\n"
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file under a temporary name until it is complete."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

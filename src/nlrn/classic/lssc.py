@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nlrn.classic import parallel, patches, planes, spectral, transforms
+from nlrn.progress import Progress
 
 # up to this sigma: side of the patch, patches in a group. Only the row of sigma 25 has been tried
 # out; the others take WNNM's sides.
@@ -40,7 +41,7 @@ def denoise_lssc(
     step: int | None = None,
     window: int = 39,
     device: str | torch.device = "cpu",
-    progress: planes.Progress | None = None,
+    progress: Progress | None = None,
 ) -> np.ndarray:
     """The image without its noise, by sparse codes that similar patches have in common.
 
@@ -120,7 +121,7 @@ def denoise_lssc(
     def match(given: Tensor) -> Tensor:
         return patches.match(given, stride, window, count).filled
 
-    def work(noisy: Tensor, tell: planes.Progress) -> Tensor:
+    def work(noisy: Tensor, tell: Progress) -> Tensor:
         if atoms is None:
             return _filter_learned(noisy, sigma / 255, side, rounds, learning, match, tell)
         bound = epsilon * (sigma / 255 * side) ** 2
@@ -174,7 +175,7 @@ Match = Callable[[Tensor], Tensor]  # patches [H', W', p*p] -> numbers of each g
 
 
 def _filter_unitary(
-    noisy: Tensor, atoms: Tensor, bound: float, rounds: int, match: Match, tell: planes.Progress
+    noisy: Tensor, atoms: Tensor, bound: float, rounds: int, match: Match, tell: Progress
 ) -> Tensor:
     """The plane [H, W] without its noise; the bound is that of one patch."""
     side = math.isqrt(len(atoms))
@@ -209,7 +210,7 @@ def _filter_learned(
     rounds: int,
     learning: Learning,
     match: Match,
-    tell: planes.Progress,
+    tell: Progress,
 ) -> Tensor:
     """The plane [H, W] without its noise, sigma being on the plane's scale."""
     original, estimate = patches.extract(noisy, side), noisy

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nlrn.classic import patches, planes, spectral
+from nlrn.progress import Progress
 
 # up to this sigma: side of the patch, patches in a group, iterations, lambda (as published)
 PUBLISHED = ((20, 6, 70, 8, 0.54), (40, 7, 90, 12, 0.56), (60, 8, 120, 14, 0.58),
@@ -33,7 +34,7 @@ def denoise_wnnm(
     delta: float = 0.1,
     rematch: int = 2,
     device: str | torch.device = "cpu",
-    progress: planes.Progress | None = None,
+    progress: Progress | None = None,
 ) -> np.ndarray:
     """The image without its noise, by weighted nuclear norm minimisation.
 
@@ -86,7 +87,7 @@ def denoise_wnnm(
     planes.check_share(delta=delta)
     planes.check_odd(window=window)
 
-    def work(noisy: Tensor, tell: planes.Progress) -> Tensor:
+    def work(noisy: Tensor, tell: Progress) -> Tensor:
         original, estimate = patches.extract(noisy, side), noisy
         piece = GROUPS if noisy.device.type == "cpu" else GROUPS_ON_GPU
         index = torch.empty(0)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from nlrn.bench.run import Cell, Row
 
 data_app = typer.Typer(help="The image sets for training and tables.")
-app.add_typer(data_app, name="data")
 SHOWN_PROBLEMS = 12  # lines: one for each folder that lacks images, and one for each damaged file
 
 
@@ -49,7 +48,6 @@ def check_data(
     raise typer.Exit(1 if problems else 0)
 
 
-@app.command()
 def train(
     config: Annotated[str, typer.Argument(help="What to train, a .toml file (see configs/).")],
     resume: Annotated[
@@ -140,6 +138,7 @@ def bench(
     with errors_in_one_line():
         from pathlib import Path
 
+        from nlrn import atomic
         from nlrn.bench import documents, report, tables
         from nlrn.bench import run as runs
 
@@ -163,7 +162,7 @@ def bench(
         if as_json is not None:
             runs.write_json(Path(as_json), report.to_json(found))
         if as_markdown is not None:
-            runs.write_text(Path(as_markdown), "\n".join(map(report.markdown, shown)))
+            atomic.write_text(Path(as_markdown), "\n".join(map(report.markdown, shown)))
         if write_docs:
             for path in documents.write(found, Path()):
                 typer.echo(f"wrote {path}", err=True)

@@ -13,6 +13,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from nlrn.errors import one_line
+
 Pixels = npt.NDArray[np.uint8]  # [H, W] or [H, W, 3]
 Gray = npt.NDArray[np.uint8]  # [H, W]
 _In = TypeVar("_In")
@@ -41,8 +43,7 @@ def decode(content: bytes, path: Path) -> Pixels:
     except PIL.UnidentifiedImageError as error:  # its message names the buffer, not the file
         raise DataError(f"{path}: not an image Pillow can read (unknown format)") from error
     except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises on broken files
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{path}: not an image Pillow can read ({reason})") from error
+        raise DataError(f"{path}: not an image Pillow can read ({one_line(error)})") from error
 
 
 def _from_16_bits(values: np.ndarray) -> Gray:

@@ -1,38 +1,44 @@
-"""The networks, by the name of their architecture."""
+"""Networks behind one contract: `base.Network` says what they promise, one file has each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nlrn import weights
-from nlrn.models.base import Network
-from nlrn.models.nlrn import NLRN, NLRNConfig
-from nlrn.weights.card import ModelCard
+from nlrn.models.base import AttentionLayout, Network, TrainingMode
+from nlrn.models.conditioning import Conditioned
+from nlrn.models.nlrn import NLRN
+from nlrn.weights import ModelCard, WeightsError
 
-# name -> (class of the config, class of the network)
-ARCHITECTURES: dict[str, tuple[Any, Any]] = {"nlrn": (NLRNConfig, NLRN)}
+__all__ = [
+    "ARCHITECTURES",
+    "AttentionLayout",
+    "Conditioned",
+    "ModelCard",
+    "Network",
+    "TrainingMode",
+    "build",
+    "load",
+]
+
+# By the name that a weight's card has for it.
+ARCHITECTURES: dict[str, type[Network]] = {network.architecture: network for network in (NLRN,)}
 
 
-def _classes(architecture: str) -> tuple[Any, Any]:
-    """The classes of config and network of this name; an unknown name is an error naming it."""
+def build(architecture: str, config: dict[str, Any]) -> Network:
+    """An untrained network of this architecture with these fields of its config."""
     if architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ValueError(f"architecture must be one of {known}, got {architecture!r}")
-    return ARCHITECTURES[architecture]
-
-
-def build(architecture: str, config: Mapping[str, Any]) -> Network:
-    """A fresh network of this architecture with these values of its config."""
-    config_class, network_class = _classes(architecture)
-    network: Network = network_class(config_class.from_dict(dict(config)))
-    return network
+    network = ARCHITECTURES[architecture]
+    return network(network.config_class.from_dict(config))
 
 
 def load(name_or_path: str | Path) -> Network:
-    """The network of a weight in the package, or of a file that `save_pretrained` wrote."""
-    card = ModelCard.from_metadata(weights.load(name_or_path).notes)
-    _, network_class = _classes(card.architecture)
-    network: Network = network_class.from_pretrained(name_or_path)
-    return network
+    """The network of a weight in the package, or of a file, whatever its architecture."""
+    weight = weights.load(name_or_path)
+    architecture = weight.card.architecture
+    if architecture not in ARCHITECTURES:
+        raise WeightsError(f"{name_or_path}: unknown architecture {architecture!r}")
+    return ARCHITECTURES[architecture].from_weight(weight, str(name_or_path))

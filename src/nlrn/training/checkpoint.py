@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,14 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from nlrn import atomic
 from nlrn.datasets import TRAINING_SETS
-from nlrn.models import ARCHITECTURES
-from nlrn.training.config import Config, Data
+from nlrn.errors import one_line
+from nlrn.training import older
+from nlrn.training.config import Config
 from nlrn.training.parsing import TrainingError
 from nlrn.training.schedule import Progress
-from nlrn.training.state import NORMS_KEPT, TrainState
+from nlrn.training.state import TrainState
 
 NAME = "checkpoint.safetensors"
 PREVIOUS = "checkpoint-previous.safetensors"
@@ -33,7 +33,7 @@ class CheckpointError(TrainingError):
 
 
 def save(folder: Path, state: TrainState, progress: Progress, config: Config) -> None:
-    """Writes the checkpoint under a temporary name, keeps the last one, puts the new in place."""
+    """Writes the checkpoint, whole or not at all, and keeps the last one."""
     tensors = _tensors(state)
     metadata = {
         "format": FORMAT,
@@ -43,19 +43,7 @@ def save(folder: Path, state: TrainState, progress: Progress, config: Config) ->
     }
     content = safetensors.torch.save(tensors, metadata)
     try:
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{NAME}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o644)
-            if (folder / NAME).exists():
-                (folder / NAME).replace(folder / PREVIOUS)
-            Path(temporary).replace(folder / NAME)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        atomic.write_bytes(folder / NAME, content, previous=folder / PREVIOUS)
     except OSError as error:
         reason = error.strerror or error
         raise CheckpointError(f"{folder / NAME}: cannot be saved ({reason})") from error
@@ -72,9 +60,10 @@ def restore(folder: Path, state: TrainState, config: Config) -> Progress:
             continue
         for problem in problems:
             print(f"warning: {problem}; using {name}", file=sys.stderr, flush=True)
-        _check_config(folder / name, json.loads(metadata["config"]), config)
-        _put(state, tensors, folder / name)
-        return Progress(**json.loads(metadata["progress"]))
+        stored = older.translate_config(json.loads(metadata["config"]))
+        _check_config(folder / name, stored, config)
+        _put(state, older.translate_tensors(tensors), folder / name)
+        return Progress(**older.translate_progress(json.loads(metadata["progress"])))
     raise CheckpointError("nothing to resume: " + "; ".join(problems))
 
 
@@ -94,35 +83,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise CheckpointError(f"{path}: not a checkpoint of this version (format {found!r})")
     if _digest(tensors) != metadata.get("sha256"):
         raise CheckpointError(f"{path}: damaged, its checksum differs")
-    return _in_words_of_today(tensors, metadata)
-
-
-def _in_words_of_today(
-    tensors: dict[str, Tensor], metadata: dict[str, str]
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """A checkpoint with the names, and the values of keys, that were not there when it was made."""
-    renamed = {"average": "ema_model", "machine": "runtime", "balance": "loss_balance",
-               "repeating": "self_similar_fraction", "seen": "training_sets"}  # fmt: skip
-
-    def rename(table: dict[str, Any]) -> dict[str, Any]:
-        return {renamed.get(key, key): value for key, value in table.items()}
-
-    config = rename(json.loads(metadata["config"]))
-    config["optimizer"] = {"method": "adam"} | rename(config.get("optimizer", {}))
-    data = rename(config["data"])
-    data["train"] = [data["train"]] if isinstance(data["train"], str) else data["train"]
-    config["data"] = json.loads(json.dumps(asdict(Data()))) | data
-    config["model"] = {"architecture": "nlrn"} | config["model"]
-    config_class, _ = ARCHITECTURES[config["model"]["architecture"]]
-    config["model"] = asdict(config_class()) | config["model"]
-    progress = rename(json.loads(metadata["progress"]))
-    named = {}
-    for name, tensor in tensors.items():
-        first, dot, rest = name.partition(".")
-        named[renamed.get(first, first) + dot + rest] = tensor
-    named.setdefault("grad_norms", torch.full((NORMS_KEPT,), torch.inf))
-    texts = {"config": json.dumps(config), "progress": json.dumps(progress)}
-    return named, metadata | texts
+    return tensors, metadata
 
 
 def _tensors(state: TrainState) -> dict[str, Tensor]:
@@ -146,7 +107,7 @@ def _put(state: TrainState, tensors: dict[str, Tensor], path: Path) -> None:
         state.grad_norms.copy_(tensors["grad_norms"])
         torch.set_rng_state(tensors["random.cpu"])
     except (RuntimeError, KeyError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise CheckpointError(f"{path}: does not fit this model ({reason})") from error
     parameters = dict(state.model.named_parameters())
     for optimizer in state.optimizers:

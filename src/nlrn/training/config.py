@@ -12,7 +12,7 @@ import torch
 
 from nlrn import models
 from nlrn.datasets import TRAINING_SETS, VALIDATION_SETS, own
-from nlrn.models.base import Network
+from nlrn.models import Network
 from nlrn.ops import BORDERS
 from nlrn.training import parsing
 from nlrn.training.parsing import TrainingError
@@ -242,9 +242,8 @@ class Stage:
             raise TrainingError(f"lr_end and warmup must not be negative, got {got}")
 
 
-def _paper_network() -> Any:
-    config_class, _ = models.ARCHITECTURES["nlrn"]
-    return config_class()
+def _default_model() -> Any:
+    return models.ARCHITECTURES["nlrn"].config_class()
 
 
 @dataclass(frozen=True)
@@ -256,7 +255,7 @@ class Config:
     seed: int = 0
     start_from: str = ""  # a weight of the package or a file; empty for a fresh network
     architecture: str = "nlrn"  # a key of `nlrn.models.ARCHITECTURES`; in [model] of the file
-    model: Any = field(default_factory=_paper_network)  # that architecture's config
+    model: Any = field(default_factory=_default_model)  # that architecture's config
     data: Data = field(default_factory=Data)
     optimizer: Optimizer = field(default_factory=Optimizer)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
@@ -288,7 +287,7 @@ class Config:
             runtime=parsing.table(RuntimeConfig, values.pop("runtime", {}), "[runtime] "),
             **values,
         )
-        _check_sizes(config)
+        _check_channels(config)
         return config
 
     def to_dict(self) -> dict[str, Any]:
@@ -310,24 +309,19 @@ def _model(values: Any) -> tuple[str, Any]:
     architecture = values.pop("architecture", "nlrn")
     try:
         parsing.one_of("architecture", architecture, tuple(models.ARCHITECTURES))
-        config_class, _ = models.ARCHITECTURES[architecture]
-        return architecture, config_class.from_dict(values)
+        return architecture, models.ARCHITECTURES[architecture].config_class.from_dict(values)
     except ValueError as error:
         raise TrainingError(f"[model] {error}") from error
 
 
-def _check_sizes(config: Config) -> None:
-    """Refuses images that the network cannot take."""
+def _check_channels(config: Config) -> None:
+    """Refuses images that are not what the network takes and gives."""
     with torch.device("meta"):
         network = config.network()
-    channels, multiple = network.in_channels, network.multiple
-    if channels != config.data.channels:
-        got = f"[data] channels {config.data.channels}"
-        raise TrainingError(f"[model] takes images of {channels} channels, got {got}")
-    sides = {f"stages {n}: patch": stage.patch for n, stage in enumerate(config.stages, 1)}
-    for name, side in (sides | {"[data] crop": config.data.crop}).items():
-        if side % multiple:
-            raise TrainingError(f"{name} must be a multiple of {multiple}, got {side}")
+    has, wanted = (network.in_channels, network.out_channels), config.data.channels
+    if has != (wanted, wanted):
+        given = f"takes {has[0]} channels and gives {has[1]}"
+        raise TrainingError(f"[model] {given}, [data] channels is {wanted}")
 
 
 def load(path: str | Path) -> Config:

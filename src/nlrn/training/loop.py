@@ -26,7 +26,7 @@ from nlrn.training.schedule import Progress, ema_alpha, fraction_done, learning_
 from nlrn.training.state import TrainState
 from nlrn.training.step import WARM_STEPS, Step
 from nlrn.training.validate import Validation
-from nlrn.weights.card import ModelCard
+from nlrn.weights import ModelCard
 
 WEIGHTS = "weights.safetensors"
 BEST = "best.safetensors"
@@ -222,7 +222,7 @@ def _export(task: _Task, progress: Progress, name: str) -> None:
     model, data = task.state.ema_model, task.config.data
     is_sr = data.task == "sr"
     lowest_and_highest = (data.sigma_range[0], data.sigma_range[1]) if data.sigma_range else None
-    model.card = ModelCard(
+    card = ModelCard(
         name=task.config.name,
         architecture=task.config.architecture,
         task=data.task,
@@ -236,7 +236,7 @@ def _export(task: _Task, progress: Progress, name: str) -> None:
         gpu_minutes=round(progress.seconds / 60, 1),
         validation_psnr=None if progress.psnr is None else round(progress.psnr, 3),
     )
-    model.save_pretrained(task.folder / name)
+    model.save_pretrained(task.folder / name, card)
 
 
 def _best_so_far(folder: Path) -> float:

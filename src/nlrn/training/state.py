@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nlrn import models
-from nlrn.models.base import Network
+from nlrn.errors import one_line
+from nlrn.models import Network
 from nlrn.training.config import Config, Stage
 from nlrn.training.muon import Muon
 from nlrn.training.parsing import TrainingError
@@ -81,7 +82,7 @@ def _start_from(model: Network, name: str) -> None:
     try:
         model.load_state_dict(other.state_dict())
     except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise TrainingError(f"{name}: does not fit the model of this config ({reason})") from error
 
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nlrn.models.base import TrainingMode
+from nlrn.errors import one_line
+from nlrn.models import TrainingMode
 from nlrn.training.batches import Batch
 from nlrn.training.config import Config, Stage
 from nlrn.training.parsing import TrainingError
@@ -76,8 +77,6 @@ class Step:
         self._compiled = config.runtime.compile and on_gpu
         torch.compiler.reset()  # what was compiled for the last stage does not fit this one
         for module in model.repeated_modules():
-            # These alone: their code is compiled for the first pass and for the others, while the
-            # unrolled network would be compiled twelve times as long.
             module._compiled_call_impl = None
             if self._compiled:
                 module.compile(dynamic=False)
@@ -238,5 +237,5 @@ def _floating(model: torch.nn.Module) -> list[Tensor]:
 
 
 def _warn(what: str, error: Exception) -> None:
-    reason = " ".join(str(error).split())[:200]
-    print(f"warning: {what} ({type(error).__name__}: {reason})", file=sys.stderr, flush=True)
+    reason = f"{type(error).__name__}: {one_line(error)}"
+    print(f"warning: {what} ({reason})", file=sys.stderr, flush=True)

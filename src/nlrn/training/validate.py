@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nlrn import datasets, degrade
-from nlrn.models.base import Network, TrainingMode
+from nlrn.models import Network, TrainingMode
 from nlrn.training import files as run_files
 from nlrn.training.batches import low_resolution
 from nlrn.training.config import Config, Data

@@ -14,7 +14,7 @@ from nlrn.images import Image
 from nlrn.models.nlrn import NLRN
 from nlrn.restoration import denoise as tasks
 from nlrn.restoration import upscale as upscaling
-from nlrn.restoration.denoise import Settings
+from nlrn.restoration.denoiser import Settings
 
 Progress = Callable[[int, int], None]
 LARGEST_SSIM = 2**23  # pixels and channels; beyond, its dozen maps in float64 take gigabytes

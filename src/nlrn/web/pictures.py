@@ -15,7 +15,7 @@ import numpy as np
 from nlrn import images
 from nlrn.degrade import add_noise
 from nlrn.images import Image, ImageError
-from nlrn.restoration.denoise import check_sigma
+from nlrn.restoration.denoiser import check_sigma
 
 KEPT = 6  # pictures
 DECODED = 2  # of them, or of their noisy versions, that stay in memory

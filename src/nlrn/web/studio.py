@@ -15,7 +15,7 @@ from nlrn.attention_maps import Maps, planes_for
 from nlrn.hardware import choose_device
 from nlrn.images import Image
 from nlrn.models.nlrn import NLRN
-from nlrn.restoration.denoise import DTYPES, Settings
+from nlrn.restoration.denoiser import DTYPES, Settings
 from nlrn.web import offers
 from nlrn.web.looks import Looks, Subject
 from nlrn.web.offers import Offers, Task, Wish
