@@ -14,77 +14,60 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nlrn.ops.affinity import AFFINITIES
-from nlrn.ops.blocks import BLOCK, BlockScores, Geometry, in_window, masked_score
-from nlrn.ops.correlation import Correlation
+from nlrn.ops.affinity import AttentionSpec, distance_as_product
+from nlrn.ops.blocks import BLOCK, BlockScores, Geometry, in_window
+from nlrn.ops.correlation import (
+    Correlation,
+    Request,
+    add_skip,
+    no_second_derivatives,
+    plain_scores,
+)
+from nlrn.ops.window import masked_score, neighbor_counts
+
+
+def unsupported(query: Tensor, spec: AttentionSpec, channels: int) -> str | None:
+    """None: this backend runs every call."""
+    return None
 
 
 def attend(
-    theta: Tensor,
-    psi: Tensor,
-    g: Tensor,
-    *,
-    window: int,
-    affinity: str,
-    circular: bool,
-    bandwidth: float,
-    prior: Correlation | Tensor | None,
-    keep_correlation: bool,
-    reuse_prior: bool,
-    workspace: int,
+    query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, request: Request
 ) -> tuple[Tensor, Correlation | None]:
-    """The contract of `neighborhood_attention`, [B, C, H, W] in and out (channels last)."""
-    kind, dtype = AFFINITIES[affinity], g.dtype
-    if kind.distance:
-        theta, psi = _distance_as_product(theta, psi, bandwidth)
-        g = g.to(theta.dtype)
-    batch, _, height, width = theta.shape
-    geometry = Geometry(batch, height, width, window, circular)
-    blocks, reusable = _prior_blocks(prior, geometry, kind.softmax, theta.dtype)
-    theta, psi, g = (t.permute(0, 2, 3, 1) for t in (theta, psi, g))  # B H W C
-    inputs = [t for t in (theta, psi, g, blocks) if t is not None]
+    """The contract of `dispatch.attend`, [B, C, H, W] in and out (channels last)."""
+    dtype, keep = value.dtype, request.keep_correlation
+    batch, _, height, width = query.shape
+    geometry = Geometry(batch, height, width, spec)
+    if spec.kind.distance:
+        query, key = distance_as_product(query, key, spec.bandwidth)
+        value = value.to(query.dtype)
+    prior = request.prior_scores
+    blocks, reusable = _prior_blocks(prior, query, geometry)
+    query, key, value = (t.permute(0, 2, 3, 1) for t in (query, key, value))  # B H W C
+    inputs = [t for t in (query, key, value, blocks) if t is not None]
     if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
-        out, scores = _Attend.apply(
-            theta, psi, g, blocks, geometry, kind.softmax, keep_correlation, workspace
-        )
+        out, scores = _Attend.apply(query, key, value, blocks, geometry, keep, request.workspace)
     else:
-        if reuse_prior and isinstance(prior, BlockScores) and reusable:
+        if request.reuse_prior and isinstance(prior, BlockScores) and reusable:
             prior.take()
         elif blocks is not None and reusable:
             blocks = blocks.clone()
-        out, scores = _forward(
-            theta, psi, g, blocks, geometry, kind.softmax, keep_correlation, workspace
-        )
-    out = out.permute(0, 3, 1, 2).to(dtype)
-    if not keep_correlation:
-        return out, None
-    return out, BlockScores(scores, geometry, softmax=kind.softmax)
-
-
-def _distance_as_product(theta: Tensor, psi: Tensor, bandwidth: float) -> tuple[Tensor, Tensor]:
-    """Vectors whose products are -|theta_i - psi_j|^2 / h^2; float32 at least, for the squares."""
-    dtype = torch.promote_types(theta.dtype, torch.float32)
-    theta, psi = theta.to(dtype) / bandwidth, psi.to(dtype) / bandwidth
-    ones = torch.ones_like(theta[:, :1])
-    theta_square = (theta * theta).sum(1, keepdim=True)
-    psi_square = (psi * psi).sum(1, keepdim=True)
-    return torch.cat([2 * theta, -theta_square, ones], 1), torch.cat([psi, ones, -psi_square], 1)
+        out, scores = _forward(query, key, value, blocks, geometry, keep, request.workspace)
+    out = add_skip(out.permute(0, 3, 1, 2).to(dtype), request.skip)
+    return out, BlockScores(scores, geometry) if keep else None
 
 
 def _prior_blocks(
-    prior: Correlation | Tensor | None, geometry: Geometry, softmax: bool, dtype: torch.dtype
+    prior: Correlation | Tensor | None, query: Tensor, geometry: Geometry
 ) -> tuple[Tensor | None, bool]:
     """The prior in block order, and whether that is the caller's own storage."""
     if prior is None:
         return None, False
-    if isinstance(prior, BlockScores) and (prior.geometry, prior.softmax) == (geometry, softmax):
-        blocks = prior.blocks.to(dtype)
+    if isinstance(prior, BlockScores) and prior.geometry == geometry:
+        blocks = prior.blocks.to(query.dtype)
         return blocks, blocks is prior.blocks
-    scores = prior.scores() if isinstance(prior, Correlation) else prior
-    expected = (geometry.batch, geometry.height, geometry.width, geometry.window**2)
-    if scores.shape != expected:
-        raise ValueError(f"prior must be {expected}, got {tuple(scores.shape)}")
-    return BlockScores.from_scores(scores.to(dtype), geometry, softmax=softmax).blocks, False
+    scores = plain_scores(prior, query, geometry.spec).to(query.dtype)
+    return BlockScores.from_scores(scores, geometry).blocks, False
 
 
 @dataclass(frozen=True)
@@ -155,16 +138,17 @@ def _scatter_add(padded: Tensor, geometry: Geometry, chunk: _Chunk, values: Tens
 class _Mask:
     """Fills, applies and counts the mask of one chunk of blocks."""
 
-    def __init__(self, geometry: Geometry, like: Tensor, softmax: bool) -> None:
-        self.geometry, self.softmax = geometry, softmax
+    def __init__(self, geometry: Geometry, like: Tensor) -> None:
+        spec = geometry.spec
+        self.geometry, self.softmax = geometry, spec.kind.softmax
         self.device, self.dtype = like.device, like.dtype
-        self.inside = in_window(geometry.window, like.device)
-        low = masked_score(like.dtype) if softmax else 0.0
+        self.inside = in_window(spec.window, like.device)
+        low = masked_score(like.dtype) if self.softmax else 0.0
         self.start = torch.zeros_like(self.inside, dtype=like.dtype).masked_fill_(~self.inside, low)
-        if not softmax:
+        if not self.softmax:
             # Padded queries have no neighbours; they are cut off later, 1 avoids 0/0.
-            count = geometry.neighbour_counts(like.device).to(like.dtype)  # H W
-            count = count.expand(geometry.batch, -1, -1)[..., None]
+            count = neighbor_counts(geometry.height, geometry.width, spec, like.device)  # H W
+            count = count.to(like.dtype).expand(geometry.batch, -1, -1)[..., None]
             self.count = geometry.to_blocks(count).clamp_(min=1)
 
     def begin(self, scores: Tensor, chunk: _Chunk) -> None:
@@ -194,39 +178,40 @@ class _Mask:
 
 
 def _forward(
-    theta: Tensor,
-    psi: Tensor,
-    g: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     blocks: Tensor | None,
     geometry: Geometry,
-    softmax: bool,
     keep: bool,
     workspace: int,
 ) -> tuple[Tensor, Tensor]:
     """Output [B, H, W, C] and scores in block order; overwrites `blocks`, the prior, with them."""
-    query = geometry.to_blocks(theta)
-    padded_psi, padded_g = geometry.with_surround(psi), geometry.with_surround(g)
-    rows, count, queries, embed = query.shape
-    keys, channels, given = geometry.region**2, g.shape[-1], blocks is not None
+    queries = geometry.to_blocks(query)
+    all_keys, all_values = geometry.with_surround(key), geometry.with_surround(value)
+    rows, count, per_block, embed = queries.shape
+    seen, channels, given = geometry.region**2, value.shape[-1], blocks is not None
     if blocks is None and keep:
-        blocks = theta.new_empty(rows, count, queries, keys)
-    out = g.new_empty(rows, count, queries, channels)
-    mask = _Mask(geometry, theta, softmax)
-    scratch_rows = embed + channels + queries * (1 if blocks is not None else 2)
-    chunks = _chunks(geometry, theta, keys * scratch_rows * g.element_size(), workspace)
+        blocks = query.new_empty(rows, count, per_block, seen)
+    out = value.new_empty(rows, count, per_block, channels)
+    mask = _Mask(geometry, query)
+    scratch_rows = embed + channels + per_block * (1 if blocks is not None else 2)
+    chunks = _chunks(geometry, query, seen * scratch_rows * value.element_size(), workspace)
     most = max(chunk.size for chunk in chunks)
-    key_buffer, value_buffer = theta.new_empty(most, keys, embed), g.new_empty(most, keys, channels)
-    weight_buffer = theta.new_empty(most, queries, keys)
+    key_buffer = query.new_empty(most, seen, embed)
+    value_buffer = value.new_empty(most, seen, channels)
+    weight_buffer = query.new_empty(most, per_block, seen)
     score_buffer = None if blocks is not None else torch.empty_like(weight_buffer)
     for chunk in chunks:
+        here = (chunk.row, chunk.blocks)
         scores = _scores_of(chunk, blocks, score_buffer)
         if not given:
             mask.begin(scores, chunk)
-        key = _gather(padded_psi, geometry, chunk, key_buffer)
-        scores.baddbmm_(query[chunk.row, chunk.blocks], key.transpose(1, 2))
+        keys = _gather(all_keys, geometry, chunk, key_buffer)
+        scores.baddbmm_(queries[here], keys.transpose(1, 2))
         weights = mask.weights(scores, chunk, out=weight_buffer[: chunk.size])
-        value = _gather(padded_g, geometry, chunk, value_buffer)
-        torch.bmm(weights, value, out=out[chunk.row, chunk.blocks])
+        values = _gather(all_values, geometry, chunk, value_buffer)
+        torch.bmm(weights, values, out=out[here])
     return geometry.from_blocks(out), out.new_empty(0) if blocks is None else blocks
 
 
@@ -241,78 +226,80 @@ class _Attend(torch.autograd.Function):
     """`_forward` with gradients; the backward pass goes through the same chunks again."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        theta: Tensor,
-        psi: Tensor,
-        g: Tensor,
-        prior: Tensor | None,
-        geometry: Geometry,
-        softmax: bool,
-        keep: bool,
-        workspace: int,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        query, key, value, prior, geometry, keep, workspace = inputs
         ctx.set_materialize_grads(False)
-        ctx.geometry, ctx.softmax, ctx.workspace = geometry, softmax, workspace
+        ctx.geometry, ctx.workspace = geometry, workspace
         blocks = None if prior is None else prior.clone()
-        out, scores = _forward(theta, psi, g, blocks, geometry, softmax, keep, workspace)
-        ctx.save_for_backward(theta, psi, g, scores)
+        out, scores = _forward(query, key, value, blocks, geometry, keep, workspace)
+        ctx.save_for_backward(query, key, value, scores)
         return out, scores
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_scores: Tensor | None) -> tuple[Any, ...]:
-        theta, psi, g, scores = ctx.saved_tensors
+        query, key, value, scores = ctx.saved_tensors
         kept = scores.numel() > 0
-        grads = _backward(
-            theta, psi, g,
+        grads = _Gradients.apply(
+            query, key, value,
             scores if kept else None,
-            torch.zeros_like(g) if d_out is None else d_out,
+            torch.zeros_like(value) if d_out is None else d_out,
             d_scores if kept else None,
-            ctx.geometry, ctx.softmax, ctx.workspace, ctx.needs_input_grad[3],
+            ctx.geometry, ctx.workspace, ctx.needs_input_grad[3],
         )  # fmt: skip
-        return (*grads, None, None, None, None)
+        return (*grads, None, None, None)
+
+
+class _Gradients(torch.autograd.Function):
+    """`_backward` as a step that autograd knows of, and knows that it ends there."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        return _backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> None:
+        raise no_second_derivatives("blocked")
 
 
 def _backward(
-    theta: Tensor,
-    psi: Tensor,
-    g: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     blocks: Tensor | None,
     d_out: Tensor,
     d_scores: Tensor | None,
     geometry: Geometry,
-    softmax: bool,
     workspace: int,
     prior_wanted: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of theta, psi, g [B, H, W, C] and of the prior in block order."""
-    query, d_out = geometry.to_blocks(theta), geometry.to_blocks(d_out)
-    padded_psi, padded_g = geometry.with_surround(psi), geometry.with_surround(g)
+    """Gradients of query, key, value [B, H, W, C] and of the prior in block order."""
+    queries, d_out = geometry.to_blocks(query), geometry.to_blocks(d_out)
+    all_keys, all_values = geometry.with_surround(key), geometry.with_surround(value)
     # Up to 49 blocks add to one key: in half precision the sums would lose the small ones.
-    exact = torch.promote_types(theta.dtype, torch.float32)
-    d_psi = torch.zeros_like(padded_psi, dtype=exact)
-    d_g = torch.zeros_like(padded_g, dtype=exact)
-    d_query = torch.empty_like(query)
+    exact = torch.promote_types(query.dtype, torch.float32)
+    d_keys = torch.zeros_like(all_keys, dtype=exact)
+    d_values = torch.zeros_like(all_values, dtype=exact)
+    d_queries = torch.empty_like(queries)
     d_prior = torch.empty_like(blocks) if prior_wanted and blocks is not None else None
-    mask = _Mask(geometry, theta, softmax)
-    keys, (queries, embed), channels = geometry.region**2, query.shape[2:], g.shape[-1]
-    block_bytes = keys * (2 * embed + 2 * channels + 4 * queries) * g.element_size()
-    chunks = _chunks(geometry, theta, block_bytes, workspace)
+    mask = _Mask(geometry, query)
+    seen, (per_block, embed), channels = geometry.region**2, queries.shape[2:], value.shape[-1]
+    block_bytes = seen * (2 * embed + 2 * channels + 4 * per_block) * value.element_size()
+    chunks = _chunks(geometry, query, block_bytes, workspace)
     most = max(chunk.size for chunk in chunks)
-    key_buffer, value_buffer = theta.new_empty(most, keys, embed), g.new_empty(most, keys, channels)
-    score_buffer = None if blocks is not None else theta.new_empty(most, queries, keys)
+    key_buffer = query.new_empty(most, seen, embed)
+    value_buffer = value.new_empty(most, seen, channels)
+    score_buffer = None if blocks is not None else query.new_empty(most, per_block, seen)
     for chunk in chunks:
         here = (chunk.row, chunk.blocks)
-        key = _gather(padded_psi, geometry, chunk, key_buffer)
-        value = _gather(padded_g, geometry, chunk, value_buffer)
+        keys = _gather(all_keys, geometry, chunk, key_buffer)
+        values = _gather(all_values, geometry, chunk, value_buffer)
         scores = _scores_of(chunk, blocks, score_buffer)
         if blocks is None:
             mask.begin(scores, chunk)
-            scores.baddbmm_(query[here], key.transpose(1, 2))
+            scores.baddbmm_(queries[here], keys.transpose(1, 2))
         weights = mask.weights(scores, chunk)
-        d = torch.bmm(d_out[here], value.transpose(1, 2))
-        if softmax:
+        d = torch.bmm(d_out[here], values.transpose(1, 2))
+        if mask.softmax:
             d = weights * (d - (weights * d).sum(-1, keepdim=True))
         else:
             d = d * mask.factor(chunk)
@@ -320,12 +307,12 @@ def _backward(
             d += d_scores[here]
         if d_prior is not None:
             d_prior[here] = d
-        d_query[here] = torch.bmm(d, key)
-        _scatter_add(d_psi, geometry, chunk, torch.bmm(d.transpose(1, 2), query[here]))
-        _scatter_add(d_g, geometry, chunk, torch.bmm(weights.transpose(1, 2), d_out[here]))
+        d_queries[here] = torch.bmm(d, keys)
+        _scatter_add(d_keys, geometry, chunk, torch.bmm(d.transpose(1, 2), queries[here]))
+        _scatter_add(d_values, geometry, chunk, torch.bmm(weights.transpose(1, 2), d_out[here]))
     return (
-        geometry.from_blocks(d_query),
-        geometry.without_surround(d_psi).to(psi.dtype),
-        geometry.without_surround(d_g).to(g.dtype),
+        geometry.from_blocks(d_queries),
+        geometry.without_surround(d_keys).to(key.dtype),
+        geometry.without_surround(d_values).to(value.dtype),
         d_prior,
     )

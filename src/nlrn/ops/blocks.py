@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nlrn.ops.affinity import AttentionSpec
 from nlrn.ops.correlation import Correlation
+from nlrn.ops.window import kept, masked_score, neighbors
 
 BLOCK = 8  # queries per side of a block; measured on CPUs: 4 and 16 are slower at window 45
 MOST_KEPT = 16  # windows and devices whose tables of indices stay in memory
@@ -23,12 +23,11 @@ class Geometry:
     batch: int
     height: int
     width: int
-    window: int
-    circular: bool
+    spec: AttentionSpec
 
     @property
     def radius(self) -> int:
-        return self.window // 2
+        return self.spec.radius
 
     @property
     def rows(self) -> int:
@@ -62,7 +61,7 @@ class Geometry:
         """[B, H, W, C] -> the same with the keys around it, so that every region is inside."""
         r = self.radius
         below, right = self.rows * BLOCK - self.height, self.cols * BLOCK - self.width
-        if not self.circular:
+        if not self.spec.circular:
             return F.pad(image, (0, 0, r, right + r, r, below + r))
         y, x = self._wrapped(image.device)
         return image.index_select(1, y).index_select(2, x)
@@ -70,7 +69,7 @@ class Geometry:
     def without_surround(self, padded: Tensor) -> Tensor:
         """The transpose of `with_surround`: gradients of keys outside go where they came from."""
         r = self.radius
-        if not self.circular:
+        if not self.spec.circular:
             return padded[:, r : r + self.height, r : r + self.width]
         y, x = self._wrapped(padded.device)
         size = (self.batch, self.height, padded.shape[2], padded.shape[3])
@@ -84,33 +83,14 @@ class Geometry:
         x = torch.arange(-r, self.cols * BLOCK + r, device=device) % self.width
         return y, x
 
-    def neighbour_counts(self, device: torch.device) -> Tensor:
-        """How many offsets of each pixel lie inside the image [H, W]."""
-        if self.circular:
-            return torch.full((self.height, self.width), self.window**2, device=device)
-
-        def along(length: int) -> Tensor:
-            i = torch.arange(length, device=device)
-            last, first = (i + self.radius).clamp(max=length - 1), (i - self.radius).clamp(min=0)
-            return last - first + 1
-
-        return along(self.height)[:, None] * along(self.width)
-
-    def neighbours(self, device: torch.device) -> Tensor:
+    def neighbors(self, device: torch.device) -> Tensor:
         """Which offsets lie inside the image [H, W, window**2], bool."""
-        step = torch.arange(-self.radius, self.radius + 1, device=device)
-        y = torch.arange(self.height, device=device)[:, None] + step  # H q
-        x = torch.arange(self.width, device=device)[:, None] + step  # W q
-        inside_y, inside_x = (y >= 0) & (y < self.height), (x >= 0) & (x < self.width)
-        if self.circular:
-            inside_y, inside_x = torch.ones_like(inside_y), torch.ones_like(inside_x)
-        inside = inside_y[:, None, :, None] & inside_x[None, :, None, :]  # H W q q
-        return inside.reshape(self.height, self.width, -1)
+        return neighbors(self.height, self.width, self.spec, device)
 
     def outside(self, row: int, images: int, first: int, last: int, device: torch.device) -> Tensor:
         """Which keys of these blocks lie outside the image [images * (last - first), region**2]."""
         count = images * (last - first)
-        if self.circular:
+        if self.spec.circular:
             return torch.zeros((count, self.region**2), dtype=torch.bool, device=device)
         step = torch.arange(self.region, device=device) - self.radius
         y = row * BLOCK + step  # region
@@ -120,59 +100,32 @@ class Geometry:
         return outside.repeat(images, 1)
 
 
-def _kept(make: Callable[[int, torch.device], Tensor]) -> Callable[[int, torch.device], Tensor]:
-    """Computes each tensor once; a tracer's stand-in for a tensor is not kept."""
-    kept: dict[tuple[int, torch.device], Tensor] = {}
-
-    @wraps(make)
-    def constant(window: int, device: torch.device) -> Tensor:
-        if torch.compiler.is_compiling():
-            return make(window, device)
-        if (window, device) in kept:
-            return kept[window, device]
-        made = make(window, device)
-        if type(made) is Tensor:
-            if len(kept) == MOST_KEPT:
-                kept.clear()
-            kept[window, device] = made
-        return made
-
-    return constant
-
-
-@_kept
+@kept(MOST_KEPT)
 def key_of_offset(window: int, device: torch.device) -> Tensor:
     """Index of the key in the block's region [BLOCK**2, window**2] for each query and offset."""
     region = BLOCK + window - 1
-    with torch.inference_mode(False):  # the cached tensor may be needed for gradients later
-        query, step = torch.arange(BLOCK, device=device), torch.arange(window, device=device)
-        y = query[:, None, None, None] + step[None, None, :, None]
-        x = query[None, :, None, None] + step[None, None, None, :]
-        return (y * region + x).reshape(BLOCK**2, window**2)
+    query, step = torch.arange(BLOCK, device=device), torch.arange(window, device=device)
+    y = query[:, None, None, None] + step[None, None, :, None]
+    x = query[None, :, None, None] + step[None, None, None, :]
+    return (y * region + x).reshape(BLOCK**2, window**2)
 
 
-@_kept
+@kept(MOST_KEPT)
 def in_window(window: int, device: torch.device) -> Tensor:
     """Which keys of the region are in the window of each query [BLOCK**2, region**2], bool."""
-    with torch.inference_mode(False):  # likewise
-        inside = torch.zeros(BLOCK**2, (BLOCK + window - 1) ** 2, dtype=torch.bool, device=device)
-        return inside.scatter_(1, key_of_offset(window, device), True)
-
-
-def masked_score(dtype: torch.dtype) -> float:
-    """A score that the softmax turns into exactly 0, with room for sums, without infinities."""
-    return -3e4 if dtype == torch.float16 else -1e30
+    inside = torch.zeros(BLOCK**2, (BLOCK + window - 1) ** 2, dtype=torch.bool, device=device)
+    return inside.scatter_(1, key_of_offset(window, device), True)
 
 
 class BlockScores(Correlation):
     """Scores in block order [R, N, BLOCK**2, region**2].
 
-    Outside the windows they are hugely negative if `softmax`, anything otherwise.
+    Outside the windows they are hugely negative if a softmax follows, anything otherwise.
     """
 
-    def __init__(self, blocks: Tensor, geometry: Geometry, *, softmax: bool) -> None:
+    def __init__(self, blocks: Tensor, geometry: Geometry) -> None:
         self._blocks: Tensor | None = blocks
-        self.geometry, self.softmax = geometry, softmax
+        self.geometry = geometry
 
     @property
     def blocks(self) -> Tensor:
@@ -187,18 +140,18 @@ class BlockScores(Correlation):
 
     def scores(self) -> Tensor:
         geometry, device = self.geometry, self.blocks.device
-        key = key_of_offset(geometry.window, device)
+        key = key_of_offset(geometry.spec.window, device)
         key = key.expand(*self.blocks.shape[:2], *key.shape)
         scores = geometry.from_blocks(self.blocks.gather(-1, key))
-        return torch.where(geometry.neighbours(device), scores, torch.zeros_like(scores))
+        return torch.where(geometry.neighbors(device), scores, torch.zeros_like(scores))
 
     @classmethod
-    def from_scores(cls, scores: Tensor, geometry: Geometry, *, softmax: bool) -> BlockScores:
+    def from_scores(cls, scores: Tensor, geometry: Geometry) -> BlockScores:
         """From the plain tensor [B, H, W, window**2]."""
-        outside = masked_score(scores.dtype) if softmax else 0.0
-        inside = geometry.neighbours(scores.device)
+        outside = masked_score(scores.dtype) if geometry.spec.kind.softmax else 0.0
+        inside = geometry.neighbors(scores.device)
         scores = torch.where(inside, scores, torch.full_like(scores, outside))
         scores = geometry.to_blocks(scores)
-        key = key_of_offset(geometry.window, scores.device).expand(scores.shape)
+        key = key_of_offset(geometry.spec.window, scores.device).expand(scores.shape)
         blocks = scores.new_full((*scores.shape[:3], geometry.region**2), outside)
-        return cls(blocks.scatter(-1, key, scores), geometry, softmax=softmax)
+        return cls(blocks.scatter(-1, key, scores), geometry)

@@ -2,209 +2,169 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-from nlrn.ops.affinity import AFFINITIES, BORDERS
-from nlrn.ops.correlation import Correlation, add_skip
-from nlrn.ops.triton.launch import INTERPRETED
+from nlrn.ops import blocked, dense, reference
+from nlrn.ops.affinity import AttentionSpec
+from nlrn.ops.blocks import BLOCK, Geometry
+from nlrn.ops.correlation import Correlation, Request
+from nlrn.ops.triton import backend as triton
 
-BACKENDS = ("triton", "torch", "reference")  # in the order in which "auto" tries them
+
+class Backend(Protocol):
+    """What a module of BACKENDS offers."""
+
+    @staticmethod
+    def unsupported(query: Tensor, spec: AttentionSpec, channels: int) -> str | None:
+        """Says why the backend cannot run this call, or None when it can."""
+
+    @staticmethod
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, request: Request
+    ) -> tuple[Tensor, Correlation | None]:
+        """The attended values [B, C, H, W] and the correlation, of arguments that were checked."""
+
+
+BACKENDS: dict[str, Backend] = {
+    "triton": triton,
+    "blocked": blocked,
+    "reference": reference,
+    "dense": dense,
+}
+AUTO = ("triton", "blocked", "reference")  # in the order in which "auto" tries them
 DEFAULT_WORKSPACE = 64 * 2**20
 
 
 def neighborhood_attention(
-    theta: Tensor,
-    psi: Tensor,
-    g: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    spec: AttentionSpec | int,
     *,
-    window: int,
-    affinity: str = "embedded_gaussian",
-    border: str = "mask",
-    bandwidth: float = 10.0,
-    prior: Correlation | Tensor | None = None,
+    prior_scores: Correlation | Tensor | None = None,
+    keep_correlation: bool = True,
+    backend: str = "auto",
+) -> tuple[Tensor, Correlation | None]:
+    """Returns the attention of every pixel over its window, and the scores behind it.
+
+    For a pixel i and the pixels j of the window x window neighbourhood centred on it,
+    score(i, j) = query_i . key_j + prior(i, j) and out_i = sum_j softmax_j(score(i, j)) value_j.
+
+    Args:
+        query: embedding of each pixel as the one that looks [B, D, H, W].
+        key: embedding of each pixel as the one that is looked at [B, D, H, W].
+        value: what each pixel gives [B, C, H, W].
+        spec: window, affinity, border and bandwidth; an integer is the window of a default spec.
+        prior_scores: correlation of the previous state, or scores [B, H, W, window**2].
+        keep_correlation: whether the correlation is wanted; without it None comes back.
+        backend: "auto", or a name of BACKENDS, which then runs or raises with the reason.
+
+    Returns:
+        The attended values [B, C, H, W] and the correlation for the next state.
+    """
+    if not isinstance(spec, AttentionSpec):
+        spec = AttentionSpec(spec)
+    return attend(
+        query, key, value, spec,
+        prior_scores=prior_scores, keep_correlation=keep_correlation, backend=backend,
+    )  # fmt: skip
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    spec: AttentionSpec,
+    *,
+    prior_scores: Correlation | Tensor | None = None,
     keep_correlation: bool = True,
     reuse_prior: bool = False,
     skip: tuple[Tensor, Tensor] | None = None,
     workspace: int = DEFAULT_WORKSPACE,
     backend: str = "auto",
 ) -> tuple[Tensor, Correlation | None]:
-    """Returns the attention of every pixel over its window, and the scores behind it.
+    """Returns what `neighborhood_attention` does, with what only networks ask for.
 
-    For a pixel i and the pixels j of the window x window neighbourhood centred on it,
-    score(i, j) = theta_i . psi_j + prior(i, j) and out_i = sum_j softmax_j(score(i, j)) g_j.
-
-    Args:
-        theta: query embedding of each pixel [B, D, H, W].
-        psi: key embedding of each pixel [B, D, H, W].
-        g: value of each pixel [B, C, H, W].
-        window: odd side q of the neighbourhood; it may be larger than the image.
-        affinity: a name of AFFINITIES; the ones without a softmax divide by the number of
-            neighbours inside the image.
-        border: "mask" leaves pixels outside the image out, "circular" wraps around.
-        bandwidth: h of the euclidean affinity, exp(-|theta_i - psi_j|^2 / h^2).
-        prior: correlation of the previous state, or scores [B, H, W, window**2].
-        keep_correlation: whether the correlation is wanted; without it None comes back.
-        reuse_prior: lets a backend overwrite `prior` when no gradient is recorded, so that one
-            copy of the scores is enough; `prior` must not be used afterwards.
+    Beside the arguments of that function:
+        reuse_prior: lets a backend overwrite `prior_scores` when no gradient is recorded, so that
+            one copy of the scores is enough; they must not be used afterwards.
         skip: features [B, C, H, W] and a factor for each channel [C], whose product is added to
             the attended values: a skip connection in the same pass over memory.
-        workspace: bytes that the torch backend may take for temporaries.
-        backend: "auto", or a name of BACKENDS, which then runs or raises with the reason.
-
-    Returns:
-        The attended values [B, C, H, W] and the correlation for the next state.
+        workspace: bytes that the blocked backend may take for temporaries.
     """
-    _check(theta, psi, g, window, affinity, border, bandwidth, prior)
-    if skip is not None and (skip[0].shape != g.shape or skip[1].shape != g.shape[1:2]):
-        shapes = f"{tuple(skip[0].shape)} and {tuple(skip[1].shape)}"
-        raise ValueError(f"skip must be features like g and factors [C], got {shapes}")
-    name = _choose(backend, theta, affinity, g.shape[1])
-    if name == "reference":
-        from nlrn.ops import reference
-
-        out, correlation = reference.attend(
-            theta, psi, g, window, affinity, border, bandwidth, prior, keep_correlation
-        )
-        return add_skip(out, skip), correlation
-    if name == "triton":
-        from nlrn.ops.triton import backend as triton_impl
-
-        return triton_impl.attend(
-            theta,
-            psi,
-            g,
-            window=window,
-            affinity=affinity,
-            circular=border == "circular",
-            bandwidth=bandwidth,
-            prior=prior,
-            keep_correlation=keep_correlation,
-            reuse_prior=reuse_prior,
-            skip=skip,
-        )
-    from nlrn.ops import blocked as torch_impl
-
-    out, correlation = torch_impl.attend(
-        theta,
-        psi,
-        g,
-        window=window,
-        affinity=affinity,
-        circular=border == "circular",
-        bandwidth=bandwidth,
-        prior=prior,
-        keep_correlation=keep_correlation,
-        reuse_prior=reuse_prior,
-        workspace=workspace,
-    )
-    return add_skip(out, skip), correlation
+    _check(query, key, value, skip)
+    request = Request(prior_scores, keep_correlation, reuse_prior, skip, workspace)
+    return _choose(backend, query, spec, value.shape[1]).attend(query, key, value, spec, request)
 
 
 def correlation_bytes(
     height: int,
     width: int,
+    spec: AttentionSpec,
     *,
     embed: int,
     channels: int,
-    window: int,
-    affinity: str,
-    border: str,
     dtype: torch.dtype,
     device: torch.device,
 ) -> int:
     """Bytes that the correlation of an image takes on the device at most, for planning."""
     if device.type == "cuda":
-        from nlrn.ops.triton import backend as triton_impl
-
         shape = (height, width, embed, channels)
-        packed = triton_impl.packed_bytes(
-            device, dtype, affinity, shape, window, border == "circular"
-        )
+        packed = triton.packed_bytes(shape, spec, dtype, device)
         if packed is not None:
             return packed
-    from nlrn.ops.blocks import BLOCK
-
-    if AFFINITIES[affinity].distance:
+    if spec.kind.distance:
         dtype = torch.promote_types(dtype, torch.float32)
-    blocks = -(-height // BLOCK) * -(-width // BLOCK)
-    return blocks * BLOCK**2 * (BLOCK + window - 1) ** 2 * dtype.itemsize
+    blocks = Geometry(1, height, width, spec)
+    return blocks.rows * blocks.cols * BLOCK**2 * blocks.region**2 * dtype.itemsize
 
 
 def kernels_run_on(device: torch.device) -> bool:
     """Whether Triton's kernels can run on the device."""
-    if device.type != "cuda" and not INTERPRETED:
-        return False  # and there is no need to look for a GPU's library
-    from nlrn.ops.triton import backend as triton_impl
-
-    return triton_impl.no_kernels(device) is None
+    return triton.no_kernels(device) is None
 
 
-def unsupported(backend: str, theta: Tensor, affinity: str, channels: int = 1) -> str | None:
+def unsupported(backend: str, query: Tensor, spec: AttentionSpec, channels: int = 1) -> str | None:
     """Says why the backend cannot run this call, or None when it can.
 
     Args:
         backend: a name of BACKENDS.
-        theta: query embedding [B, D, H, W].
-        affinity: a name of AFFINITIES.
+        query: query embedding [B, D, H, W].
+        spec: window, affinity, border and bandwidth.
         channels: C, channels of the values.
     """
     if backend not in BACKENDS:
         return f"backend must be 'auto' or one of {', '.join(BACKENDS)}, got {backend!r}"
-    if not theta.is_floating_point():
-        return f"the operator takes floating-point tensors, got {theta.dtype}"
-    if backend != "triton":
-        return None
-    from nlrn.ops.triton import backend as triton_impl
-
-    return triton_impl.unsupported(theta, affinity, channels)
+    if not query.is_floating_point():
+        return f"the operator takes floating-point tensors, got {query.dtype}"
+    return BACKENDS[backend].unsupported(query, spec, channels)
 
 
-def _choose(backend: str, theta: Tensor, affinity: str, channels: int) -> str:
-    if backend != "auto":
-        if reason := unsupported(backend, theta, affinity, channels):
-            raise ValueError(reason)
-        return backend
-    # On a CPU there is no need to look for a GPU's library.
-    names = BACKENDS if theta.is_cuda or INTERPRETED else BACKENDS[1:]
+def _choose(backend: str, query: Tensor, spec: AttentionSpec, channels: int) -> Backend:
     reasons = []
-    for name in names:
-        reason = unsupported(name, theta, affinity, channels)
+    for name in AUTO if backend == "auto" else (backend,):
+        reason = unsupported(name, query, spec, channels)
         if reason is None:
-            return name
-        reasons.append(f"{name}: {reason}")
-    raise ValueError("no backend can run this call; " + "; ".join(reasons))
+            return BACKENDS[name]
+        reasons.append(reason)
+    raise ValueError("; ".join(reasons))
 
 
-def _check(
-    theta: Tensor,
-    psi: Tensor,
-    g: Tensor,
-    window: int,
-    affinity: str,
-    border: str,
-    bandwidth: float,
-    prior: Correlation | Tensor | None,
-) -> None:
-    if window < 1 or window % 2 == 0:
-        raise ValueError(f"window must be odd and positive, got {window}")
-    if affinity not in AFFINITIES:
-        raise ValueError(f"affinity must be one of {', '.join(AFFINITIES)}, got {affinity!r}")
-    if border not in BORDERS:
-        raise ValueError(f"border must be one of {', '.join(BORDERS)}, got {border!r}")
-    if not bandwidth > 0:
-        raise ValueError(f"bandwidth must be above 0, got {bandwidth}")
-    if theta.dim() != 4 or theta.shape != psi.shape:
-        shapes = f"{tuple(theta.shape)} and {tuple(psi.shape)}"
-        raise ValueError(f"theta and psi must both be [B, D, H, W], got {shapes}")
-    if g.dim() != 4 or g.shape[:1] + g.shape[2:] != theta.shape[:1] + theta.shape[2:]:
-        raise ValueError(f"g must be [B, C, H, W] like theta, got {tuple(g.shape)}")
-    if not theta.dtype == psi.dtype == g.dtype:
-        raise ValueError(f"dtypes differ: theta {theta.dtype}, psi {psi.dtype}, g {g.dtype}")
-    if 0 in theta.shape or 0 in g.shape:
-        raise ValueError(f"empty tensor: theta {tuple(theta.shape)}, g {tuple(g.shape)}")
-    if isinstance(prior, Tensor):
-        batch, _, height, width = theta.shape
-        expected = torch.Size((batch, height, width, window * window))
-        if prior.shape != expected:
-            raise ValueError(f"prior must be {tuple(expected)}, got {tuple(prior.shape)}")
+def _check(query: Tensor, key: Tensor, value: Tensor, skip: tuple[Tensor, Tensor] | None) -> None:
+    if query.dim() != 4 or query.shape != key.shape:
+        shapes = f"{tuple(query.shape)} and {tuple(key.shape)}"
+        raise ValueError(f"query and key must both be [B, D, H, W], got {shapes}")
+    if value.dim() != 4 or value.shape[:1] + value.shape[2:] != query.shape[:1] + query.shape[2:]:
+        raise ValueError(f"value must be [B, C, H, W] like query, got {tuple(value.shape)}")
+    if not query.dtype == key.dtype == value.dtype:
+        dtypes = f"query {query.dtype}, key {key.dtype}, value {value.dtype}"
+        raise ValueError(f"dtypes differ: {dtypes}")
+    if 0 in query.shape or 0 in value.shape:
+        shapes = f"query {tuple(query.shape)}, value {tuple(value.shape)}"
+        raise ValueError(f"empty tensor: {shapes}")
+    if skip is not None and (skip[0].shape != value.shape or skip[1].shape != value.shape[1:2]):
+        shapes = f"{tuple(skip[0].shape)} and {tuple(skip[1].shape)}"
+        raise ValueError(f"skip must be features like value and factors [C], got {shapes}")

@@ -8,76 +8,68 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nlrn.ops.affinity import AFFINITIES
-from nlrn.ops.correlation import Correlation, Scores
+from nlrn.ops.affinity import AttentionSpec
+from nlrn.ops.correlation import Correlation, Request, Scores, add_skip, plain_scores
+
+
+def unsupported(query: Tensor, spec: AttentionSpec, channels: int) -> str | None:
+    """None: this backend runs every call."""
+    return None
 
 
 def attend(
-    theta: Tensor,
-    psi: Tensor,
-    g: Tensor,
-    window: int,
-    affinity: str,
-    border: str,
-    bandwidth: float,
-    prior: Correlation | Tensor | None,
-    keep_correlation: bool,
+    query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, request: Request
 ) -> tuple[Tensor, Correlation | None]:
-    """The contract of `neighborhood_attention`, one pixel after the other."""
-    dtype = g.dtype
-    theta, psi, g = theta.double(), psi.double(), g.double()
-    batch, _, height, width = theta.shape
-    if isinstance(prior, Correlation):
-        prior = prior.scores()
+    """The contract of `dispatch.attend`, one pixel after the other."""
+    dtype, prior = value.dtype, request.prior_scores
+    if prior is not None:
+        prior = plain_scores(prior, query, spec).double()
+    query, key, value = query.double(), key.double(), value.double()
+    batch, _, height, width = query.shape
     outputs, scores = [], []
     for b in range(batch):
         for y in range(height):
             for x in range(width):
-                pixel_prior = None if prior is None else prior[b, y, x].double()
+                prior_i = None if prior is None else prior[b, y, x]
                 out, score = _attend_pixel(
-                    theta[b, :, y, x], psi[b], g[b], pixel_prior, (y, x), window, affinity,
-                    border, bandwidth,
-                )  # fmt: skip
+                    query[b, :, y, x], key[b], value[b], prior_i, (y, x), spec
+                )
                 outputs.append(out)
                 scores.append(score)
-    out = torch.stack(outputs).reshape(batch, height, width, -1).permute(0, 3, 1, 2)
-    score = torch.stack(scores).reshape(batch, height, width, window * window)
-    return out.to(dtype), Scores(score.to(dtype)) if keep_correlation else None
+    out = torch.stack(outputs).reshape(batch, height, width, -1).permute(0, 3, 1, 2).to(dtype)
+    score = torch.stack(scores).reshape(batch, height, width, -1).to(dtype)
+    return add_skip(out, request.skip), Scores(score) if request.keep_correlation else None
 
 
 def _attend_pixel(
-    theta_i: Tensor,
-    psi: Tensor,
-    g: Tensor,
+    query_i: Tensor,
+    key: Tensor,
+    value: Tensor,
     prior_i: Tensor | None,
     position: tuple[int, int],
-    window: int,
-    affinity: str,
-    border: str,
-    bandwidth: float,
+    spec: AttentionSpec,
 ) -> tuple[Tensor, Tensor]:
     """One pixel's output [C] and its scores [window**2], 0 where the neighbour is masked."""
-    _, height, width = psi.shape
-    kind, radius = AFFINITIES[affinity], window // 2
+    _, height, width = key.shape
     offsets, rows, columns = [], [], []
-    for offset in range(window * window):
-        y = position[0] + offset // window - radius
-        x = position[1] + offset % window - radius
-        if border == "circular":
+    for offset in range(spec.window**2):
+        y = position[0] + offset // spec.window - spec.radius
+        x = position[1] + offset % spec.window - spec.radius
+        if spec.circular:
             y, x = y % height, x % width
         elif not (0 <= y < height and 0 <= x < width):
             continue
         offsets.append(offset)
         rows.append(y)
         columns.append(x)
-    psi_j, g_j = psi[:, rows, columns], g[:, rows, columns]  # [D, neighbours], [C, neighbours]
-    if kind.distance:
-        score_j = -((theta_i[:, None] - psi_j) ** 2).sum(0) / bandwidth**2
+    key_j, value_j = key[:, rows, columns], value[:, rows, columns]  # [D or C, neighbours]
+    if spec.kind.distance:
+        score_j = -((query_i[:, None] - key_j) ** 2).sum(0) / spec.bandwidth**2
     else:
-        score_j = (theta_i[:, None] * psi_j).sum(0)
+        score_j = (query_i[:, None] * key_j).sum(0)
     if prior_i is not None:
         score_j = score_j + prior_i[offsets]
-    weight_j = torch.softmax(score_j, 0) if kind.softmax else score_j / len(offsets)
-    index = torch.tensor(offsets, device=psi.device)
-    scores = torch.zeros(window * window, dtype=score_j.dtype, device=psi.device)
-    return (weight_j * g_j).sum(1), scores.index_put((index,), score_j)
+    weight_j = torch.softmax(score_j, 0) if spec.kind.softmax else score_j / len(offsets)
+    index = torch.tensor(offsets, device=key.device)
+    scores = torch.zeros(spec.window**2, dtype=score_j.dtype, device=key.device)
+    return (weight_j * value_j).sum(1), scores.index_put((index,), score_j)

@@ -1,4 +1,4 @@
-"""The CUDA kernels of the neighbourhood operator, in Triton; `triton_impl` lays out their data.
+"""The CUDA kernels of the neighbourhood operator, in Triton; `layout` says where their data lie.
 
 Geometry shared by all kernels. Queries are the H x W pixels of an image, cut into tiles of
 TILE_H x TILE_W = TILE pixels, or (LINEAR) into runs of TILE pixels in reading order. Keys are the
@@ -135,9 +135,9 @@ def _round_to(score, dtype: tl.constexpr):
 
 @triton.jit
 def forward_kernel(
-    theta,
-    psi,
-    g,
+    queries,
+    keys,
+    values,
     prior,
     scores,
     out,
@@ -152,9 +152,9 @@ def forward_kernel(
     stride,
     D: tl.constexpr,
     C: tl.constexpr,
-    THETA_STEP: tl.constexpr,
-    PSI_STEP: tl.constexpr,
-    G_STEP: tl.constexpr,
+    QUERY_STEP: tl.constexpr,
+    KEY_STEP: tl.constexpr,
+    VALUE_STEP: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_C: tl.constexpr,
     LINEAR: tl.constexpr,
@@ -179,10 +179,10 @@ def forward_kernel(
     """One tile of queries against its region: scores, softmax, weighted sum, log-sum-exp.
 
     With TMA_SCORES, `prior` and `scores` are descriptors of [B * tiles * TILE, stride]; with
-    TMA_KEYS, `psi` and `g` are descriptors: of [B * KEY_H * KEY_W, channels] when LINEAR, of
+    TMA_KEYS, `keys` and `values` are descriptors: of [B * KEY_H * KEY_W, channels] when LINEAR, of
     [B * KEY_H, KEY_W, channels] when BOXED. The _STEPs are the elements from a pixel to the next,
-    so that theta, psi and g may be slices of one tensor. With HAS_SKIP, `skipped` [B, H, W, C]
-    times `factor` [C] is added to the result.
+    so that queries, keys and values may be slices of one tensor. With HAS_SKIP, `skipped`
+    [B, H, W, C] times `factor` [C] is added to the result.
     """
     tile = tl.program_id(0)
     batch = tl.program_id(1)
@@ -202,7 +202,7 @@ def forward_kernel(
     first_key = wide_batch * KEY_H * KEY_W
 
     query = tl.load(
-        theta + wide_batch * H * W * THETA_STEP + pixel[:, None] * THETA_STEP + depth[None, :],
+        queries + wide_batch * H * W * QUERY_STEP + pixel[:, None] * QUERY_STEP + depth[None, :],
         mask=_channel_mask(inside, depth, D, BLOCK_D),
         other=0.0,
     )
@@ -217,12 +217,12 @@ def forward_kernel(
         box_row = batch * KEY_H + row + start // REGION_W
         box_column = column + start % REGION_W
         if TMA_KEYS and LINEAR:
-            key_block = psi.load([batch * KEY_H * KEY_W + row * KEY_W + start, 0])
+            key_block = keys.load([batch * KEY_H * KEY_W + row * KEY_W + start, 0])
         elif TMA_KEYS:
-            key_block = psi.load([box_row, box_column, 0]).reshape(BLOCK, BLOCK_D)
+            key_block = keys.load([box_row, box_column, 0]).reshape(BLOCK, BLOCK_D)
         else:
             key_block = tl.load(
-                psi + first_key * PSI_STEP + key[:, None] * PSI_STEP + depth[None, :],
+                keys + first_key * KEY_STEP + key[:, None] * KEY_STEP + depth[None, :],
                 mask=_channel_mask(exists, depth, D, BLOCK_D),
                 other=0.0,
             )
@@ -254,12 +254,12 @@ def forward_kernel(
         total = total * shrink + tl.sum(weight, 1)
         mean = mean * shrink[:, None]
         if TMA_KEYS and LINEAR:
-            value_block = g.load([batch * KEY_H * KEY_W + row * KEY_W + start, 0])
+            value_block = values.load([batch * KEY_H * KEY_W + row * KEY_W + start, 0])
         elif TMA_KEYS:
-            value_block = g.load([box_row, box_column, 0]).reshape(BLOCK, BLOCK_C)
+            value_block = values.load([box_row, box_column, 0]).reshape(BLOCK, BLOCK_C)
         else:
             value_block = tl.load(
-                g + first_key * G_STEP + key[:, None] * G_STEP + channel[None, :],
+                values + first_key * VALUE_STEP + key[:, None] * VALUE_STEP + channel[None, :],
                 mask=_channel_mask(exists, channel, C, BLOCK_C),
                 other=0.0,
             )
@@ -309,23 +309,23 @@ def delta_kernel(
 
 @triton.jit
 def backward_keys_kernel(
-    theta,
-    g,
+    queries,
+    values,
     scores,
     lse,
     delta,
     d_out,
     d_next,
     d_scores,
-    d_psi,
-    d_g,
+    d_keys,
+    d_values,
     H,
     W,
     KEY_H,
     KEY_W,
     tiles_x,
-    tiles,
     stride,
+    tiles,
     D: tl.constexpr,
     C: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -347,11 +347,11 @@ def backward_keys_kernel(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One block of keys against all tiles that see it: d_scores, d_psi and d_g.
+    """One block of keys against all tiles that see it: d_scores, d_keys and d_values.
 
     All matrices are held transposed, [keys, queries], so that the weights leave one matrix product
     in the layout that the next one takes. d_next is the gradient that later states send to the
-    scores. With TMA, theta, d_out, scores, d_next and d_scores are descriptors; no block of keys
+    scores. With TMA, queries, d_out, scores, d_next and d_scores are descriptors; no block of keys
     may stick out of a line of slots.
     """
     block = tl.program_id(0)
@@ -404,12 +404,12 @@ def backward_keys_kernel(
         steps = tile_rows * columns
 
     value = tl.load(
-        g + wide_batch * KEY_H * KEY_W * C + key[:, None] * C + channel[None, :],
+        values + wide_batch * KEY_H * KEY_W * C + key[:, None] * C + channel[None, :],
         mask=_channel_mask(key_exists, channel, C, BLOCK_C),
         other=0.0,
     )
-    grad_psi = tl.zeros([KEYS, BLOCK_D], tl.float32)
-    grad_g = tl.zeros([KEYS, BLOCK_C], tl.float32)
+    grad_keys = tl.zeros([KEYS, BLOCK_D], tl.float32)
+    grad_values = tl.zeros([KEYS, BLOCK_C], tl.float32)
     PARTS: tl.constexpr = TILE // QUERIES
     for step in tl.range(0, steps * PARTS, num_stages=STAGES):
         visit = step // PARTS
@@ -436,14 +436,14 @@ def backward_keys_kernel(
         if TMA:
             first_slot = block * KEYS - row * KEY_W
             first_query = batch * H * W + tile * TILE + (step % PARTS) * QUERIES
-            query = theta.load([first_query, 0])
+            query = queries.load([first_query, 0])
             grad_out = d_out.load([first_query, 0])
             score = tl.trans(scores.load([first_line, first_slot])).to(tl.float32)
         else:
             y, x, inside = _query_pixels(tile, within, H, W, tiles_x, LINEAR, TILE, TILE_H, TILE_W)
             pixel = y * W + x
             query = tl.load(
-                theta + wide_batch * H * W * D + pixel[:, None] * D + depth[None, :],
+                queries + wide_batch * H * W * D + pixel[:, None] * D + depth[None, :],
                 mask=_channel_mask(inside, depth, D, BLOCK_D),
                 other=0.0,
             )
@@ -465,7 +465,9 @@ def backward_keys_kernel(
         # Adding nothing that comes out of a matrix product ties the exponent to its layout;
         # otherwise the compiler computes every exp twice, once in the layout of each consumer.
         weight = tl.exp2(exponent + grad_weight * 0.0)
-        grad_g = tl.dot(weight.to(value.dtype), grad_out, grad_g, input_precision=PRECISION)
+        grad_values = tl.dot(
+            weight.to(value.dtype), grad_out, grad_values, input_precision=PRECISION
+        )
         grad_score = weight * (grad_weight - tl.load(delta + line)[None, :])
         if HAS_NEXT:
             if TMA:
@@ -482,25 +484,25 @@ def backward_keys_kernel(
             tl.store(d_scores + place, rounded)
         else:
             tl.store(d_scores + place, rounded, mask=touched[:, None])
-        grad_psi = tl.dot(rounded, query, grad_psi, input_precision=PRECISION)
+        grad_keys = tl.dot(rounded, query, grad_keys, input_precision=PRECISION)
 
     tl.store(
-        d_psi + wide_batch * KEY_H * KEY_W * D + key[:, None] * D + depth[None, :],
-        grad_psi.to(d_psi.dtype.element_ty),
+        d_keys + wide_batch * KEY_H * KEY_W * D + key[:, None] * D + depth[None, :],
+        grad_keys.to(d_keys.dtype.element_ty),
         mask=_channel_mask(key_exists, depth, D, BLOCK_D),
     )
     tl.store(
-        d_g + wide_batch * KEY_H * KEY_W * C + key[:, None] * C + channel[None, :],
-        grad_g.to(d_g.dtype.element_ty),
+        d_values + wide_batch * KEY_H * KEY_W * C + key[:, None] * C + channel[None, :],
+        grad_values.to(d_values.dtype.element_ty),
         mask=_channel_mask(key_exists, channel, C, BLOCK_C),
     )
 
 
 @triton.jit
 def backward_queries_kernel(
-    psi,
+    keys,
     d_scores,
-    d_theta,
+    d_queries,
     H,
     W,
     KEY_H,
@@ -523,7 +525,7 @@ def backward_queries_kernel(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One tile of queries against its region: d_theta = d_scores . psi."""
+    """One tile of queries against its region: d_queries = d_scores . keys."""
     tile = tl.program_id(0)
     # Last image first: of the scores' gradient, its part is the one that may still be cached.
     batch = tl.num_programs(1) - 1 - tl.program_id(1)
@@ -545,7 +547,7 @@ def backward_queries_kernel(
             slot, slots_inside, row, column, KEY_W, LINEAR, BOXED, REGION_W
         )
         key_block = tl.load(
-            psi + wide_batch * KEY_H * KEY_W * D + key[:, None] * D + depth[None, :],
+            keys + wide_batch * KEY_H * KEY_W * D + key[:, None] * D + depth[None, :],
             mask=_channel_mask(exists, depth, D, BLOCK_D),
             other=0.0,
         )
@@ -557,8 +559,8 @@ def backward_queries_kernel(
         grad_score = tl.where(exists[None, :], grad_score, 0.0).to(key_block.dtype)
         grad = tl.dot(grad_score, key_block, grad, input_precision=PRECISION)
     tl.store(
-        d_theta + wide_batch * H * W * D + (y * W + x)[:, None] * D + depth[None, :],
-        grad.to(d_theta.dtype.element_ty),
+        d_queries + wide_batch * H * W * D + (y * W + x)[:, None] * D + depth[None, :],
+        grad.to(d_queries.dtype.element_ty),
         mask=_channel_mask(inside, depth, D, BLOCK_D),
     )
 
@@ -567,13 +569,13 @@ def backward_queries_kernel(
 def pack_kernel(
     plain,
     packed,
-    fill,
     H,
     W,
     KEY_H,
     KEY_W,
     tiles_x,
     stride,
+    fill,
     LINEAR: tl.constexpr,
     FULL: tl.constexpr,
     BOXED: tl.constexpr,

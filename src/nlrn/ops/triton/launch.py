@@ -76,7 +76,7 @@ def wrap(keys: Tensor, pad: int) -> Tensor:
 
 
 def unwrap(grad: Tensor, pad: int) -> Tensor:
-    """The gradient of `_wrap`: copies of a pixel add up."""
+    """The gradient of `wrap`: copies of a pixel add up."""
     if not pad:
         return grad
     for axis in (1, 2):
@@ -98,7 +98,7 @@ def unwrap(grad: Tensor, pad: int) -> Tensor:
 
 def launch_forward(
     plan: Plan,
-    theta: Tensor,
+    query: Tensor,
     keys: Tensor,
     values: Tensor,
     prior: Tensor | None,
@@ -115,22 +115,22 @@ def launch_forward(
     Returns:
         The attended values [B, H, W, C] and the log-sum-exp of each line [B, lines].
     """
-    from nlrn.ops.triton import kernels as triton_kernels
+    from nlrn.ops.triton import kernels
 
-    batch, height, width, embed = theta.shape
+    batch, height, width, embed = query.shape
     channels = values.shape[-1]
-    skipped, factor = skip or (theta, theta)
+    skipped, factor = skip or (query, query)
     tuning = plan.tuning
     block, warps, stages = tuning.forward
     block_d, block_c = padded(embed), padded(channels)
-    out = theta.new_empty(batch, height, width, channels)
-    lse = theta.new_empty(batch, plan.lines, dtype=torch.float32)
-    tma_scores = tuning.tma_scores and _has_descriptors(theta.device)
+    out = query.new_empty(batch, height, width, channels)
+    lse = query.new_empty(batch, plan.lines, dtype=torch.float32)
+    tma_scores = tuning.tma_scores and _has_descriptors(query.device)
     tma_keys = (
         tuning.tma_operands
         and (plan.linear or plan.boxed)
         and (block_d, block_c) == (embed, channels)
-        and _has_descriptors(theta.device)
+        and _has_descriptors(query.device)
     )
 
     def as_lines(lines: Tensor) -> Any:
@@ -143,27 +143,22 @@ def launch_forward(
             return _descriptor(plane, block, depth)
         return _box_descriptor(plane, block, depth)
 
-    triton_kernels.forward_kernel[(plan.tiles, batch)](
-        theta,
+    kernels.forward_kernel[(plan.tiles, batch)](
+        query,
         as_keys(keys, block_d),
         as_keys(values, block_c),
-        theta if prior is None else as_lines(prior),
-        theta if scores is None else as_lines(scores),
+        query if prior is None else as_lines(prior),
+        query if scores is None else as_lines(scores),
         out,
         lse,
         skipped,
         factor,
-        height,
-        width,
-        plan.key_height,
-        plan.key_width,
-        plan.tiles_x,
-        plan.stride,
+        *plan.sizes,
         D=embed,
         C=channels,
-        THETA_STEP=_step(theta),
-        PSI_STEP=_step(keys),
-        G_STEP=_step(values),
+        QUERY_STEP=_step(query),
+        KEY_STEP=_step(keys),
+        VALUE_STEP=_step(values),
         BLOCK_D=block_d,
         BLOCK_C=block_c,
         **plan.window(),
@@ -174,7 +169,7 @@ def launch_forward(
         ROUND=exact,
         TMA_SCORES=tma_scores,
         TMA_KEYS=tma_keys,
-        PRECISION=_precision(theta.dtype),
+        PRECISION=_precision(query.dtype),
         STAGES=stages,
         num_warps=warps,
         maxnreg=tuning.max_registers,
@@ -184,11 +179,11 @@ def launch_forward(
 
 def launch_delta(plan: Plan, out: Tensor, d_out: Tensor) -> Tensor:
     """Returns out . d_out of each line [B, lines]."""
-    from nlrn.ops.triton import kernels as triton_kernels
+    from nlrn.ops.triton import kernels
 
     batch, height, width, channels = out.shape
     delta = out.new_empty(batch, plan.lines, dtype=torch.float32)
-    triton_kernels.delta_kernel[(plan.tiles, batch)](
+    kernels.delta_kernel[(plan.tiles, batch)](
         out,
         d_out,
         delta,
@@ -205,7 +200,7 @@ def launch_delta(plan: Plan, out: Tensor, d_out: Tensor) -> Tensor:
 
 def launch_backward_keys(
     plan: Plan,
-    theta: Tensor,
+    query: Tensor,
     values: Tensor,
     scores: Tensor,
     lse: Tensor,
@@ -214,17 +209,16 @@ def launch_backward_keys(
     d_next: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the scores, the wrapped keys and the wrapped values."""
-    from nlrn.ops.triton import kernels as triton_kernels
+    from nlrn.ops.triton import kernels
 
-    batch, height, width, embed = theta.shape
-    channels = values.shape[-1]
+    batch, embed, channels = query.shape[0], query.shape[-1], values.shape[-1]
     tuning = plan.tuning
     keys, keys_w, queries, warps, stages = tuning.keys
     block_d, block_c = padded(embed), padded(channels)
     d_scores = new_packed(plan, scores)
     # Copies of a wrapped pixel are summed afterwards: keep them in float32 until then.
-    dtype = torch.float32 if plan.pad else theta.dtype
-    d_keys = theta.new_empty(batch, plan.key_height, plan.key_width, embed, dtype=dtype)
+    dtype = torch.float32 if plan.pad else query.dtype
+    d_keys = query.new_empty(batch, plan.key_height, plan.key_width, embed, dtype=dtype)
     d_values = torch.empty_like(values, dtype=dtype)
     if plan.linear:
         blocks = -(-plan.key_height * plan.key_width // keys)
@@ -237,30 +231,25 @@ def launch_backward_keys(
         tuning.tma_operands
         and (plan.full or (plan.linear and plan.key_width % keys == 0))
         and (block_d, block_c) == (embed, channels)
-        and _has_descriptors(theta.device)
+        and _has_descriptors(query.device)
     )
 
     def as_lines(lines: Tensor) -> Any:
         return _descriptor(lines, queries, keys) if tma else lines
 
-    triton_kernels.backward_keys_kernel[(blocks, batch)](
-        _descriptor(theta, queries, block_d) if tma else theta,
+    kernels.backward_keys_kernel[(blocks, batch)](
+        _descriptor(query, queries, block_d) if tma else query,
         values,
         as_lines(scores),
         lse,
         delta,
         _descriptor(d_out, queries, block_c) if tma else d_out,
-        theta if d_next is None else as_lines(d_next),
+        query if d_next is None else as_lines(d_next),
         as_lines(d_scores),
         d_keys,
         d_values,
-        height,
-        width,
-        plan.key_height,
-        plan.key_width,
-        plan.tiles_x,
+        *plan.sizes,
         plan.tiles,
-        plan.stride,
         D=embed,
         C=channels,
         BLOCK_D=block_d,
@@ -271,7 +260,7 @@ def launch_backward_keys(
         QUERIES=queries,
         HAS_NEXT=d_next is not None,
         TMA=tma,
-        PRECISION=_precision(theta.dtype),
+        PRECISION=_precision(query.dtype),
         STAGES=stages,
         num_warps=warps,
     )
@@ -279,23 +268,18 @@ def launch_backward_keys(
 
 
 def launch_backward_queries(plan: Plan, keys: Tensor, d_scores: Tensor) -> Tensor:
-    """The gradient of theta [B, H, W, D] from that of the scores."""
-    from nlrn.ops.triton import kernels as triton_kernels
+    """The gradient of the queries [B, H, W, D] from that of the scores."""
+    from nlrn.ops.triton import kernels
 
     batch, _, _, embed = keys.shape
     block, warps, stages = plan.tuning.queries
-    d_theta = keys.new_empty(batch, plan.height, plan.width, embed)
+    d_query = keys.new_empty(batch, plan.height, plan.width, embed)
     tma = plan.tuning.tma_scores and _has_descriptors(keys.device)
-    triton_kernels.backward_queries_kernel[(plan.tiles, batch)](
+    kernels.backward_queries_kernel[(plan.tiles, batch)](
         keys,
         _descriptor(d_scores, plan.tuning.tile, block) if tma else d_scores,
-        d_theta,
-        plan.height,
-        plan.width,
-        plan.key_height,
-        plan.key_width,
-        plan.tiles_x,
-        plan.stride,
+        d_query,
+        *plan.sizes,
         D=embed,
         BLOCK_D=padded(embed),
         **plan.window(),
@@ -305,4 +289,25 @@ def launch_backward_queries(plan: Plan, keys: Tensor, d_scores: Tensor) -> Tenso
         STAGES=stages,
         num_warps=warps,
     )
-    return d_theta
+    return d_query
+
+
+def launch_pack(plan: Plan, plain: Tensor, fill: float) -> Tensor:
+    """Scores [B, H, W, window**2] as packed ones, `fill` where no pair stands."""
+    from nlrn.ops.triton import kernels
+
+    packed = new_packed(plan, plain)
+    grid = (plan.tiles, plain.shape[0])
+    kernels.pack_kernel[grid](plain, packed, *plan.sizes, fill, **plan.window(), BLOCK=64)
+    return packed
+
+
+def launch_unpack(plan: Plan, packed: Tensor) -> Tensor:
+    """Packed scores as [B, H, W, window**2], 0 where masked."""
+    from nlrn.ops.triton import kernels
+
+    window = 2 * plan.radius + 1
+    plain = packed.new_empty(packed.shape[0], plan.height, plan.width, window**2)
+    grid = (plan.tiles, packed.shape[0])
+    kernels.unpack_kernel[grid](packed, plain, *plan.sizes, **plan.window(), BLOCK=64)
+    return plain

@@ -51,7 +51,7 @@ BOX_OVERHEAD = 1.1
 
 
 class Plan(NamedTuple):
-    """Where everything lies for one shape of call; see `triton_kernels` for the words."""
+    """Where everything lies for one shape of call; see `kernels` for the words."""
 
     height: int
     width: int
@@ -71,6 +71,12 @@ class Plan(NamedTuple):
     @property
     def lines(self) -> int:
         return self.tiles * self.tuning.tile
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int, int]:
+        """The numbers that the kernels that look at regions take, in their order."""
+        sizes = (self.height, self.width, self.key_height, self.key_width)
+        return *sizes, self.tiles_x, self.stride
 
     def geometry(self) -> dict[str, Any]:
         """The keyword arguments that all kernels share."""
