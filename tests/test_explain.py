@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,11 +179,12 @@ def test_bad_arguments_are_named(position: tuple[int, int], options: dict, messa
 def test_it_takes_what_denoise_takes() -> None:
     network, image = random_network(SMALL), noisy()
     expected = explain(image, (4, 5), 25, network).weights
-    for given in (image[..., None], np.dstack([image] * 3), np.dstack([image] * 4)):
+    channels: list[Any] = [image[..., None], np.dstack([image] * 3), np.dstack([image] * 4)]
+    for given in (*channels, torch.tensor(image)):
         np.testing.assert_allclose(explain(given, (4, 5), 25, network).weights, expected)
-    for wrong in (image.tolist(), np.dstack([image] * 5), torch.from_numpy(image)):
+    for wrong in (image.tolist(), np.dstack([image] * 5)):
         with pytest.raises(ValueError, match="image must be"):
-            explain(wrong, (4, 5), 25, network)  # type: ignore[arg-type]
+            explain(wrong, (4, 5), 25, network)
 
 
 @pytest.mark.parametrize("change", [{"border": "circular"}, {"non_local_every": 0}], ids=str)
