@@ -15,6 +15,7 @@ from training_runs import make_root
 from typer.testing import CliRunner, Result
 
 from nlrn import cli, datasets, degrade, weights
+from nlrn.cli import research
 from nlrn.datasets import DataError, own
 
 REAL = Path(os.environ.get("NLRN_DATA", "/nowhere"))
@@ -110,9 +111,9 @@ def test_no_test_set_is_offered_for_training() -> None:
 
 @pytest.mark.parametrize("name", weights.manifest())
 def test_no_weight_is_reported_on_what_it_has_seen(name: str) -> None:
-    entry = weights.manifest()[name]
-    seen = frozenset().union(*[datasets.origins(part) for part in entry.data])
-    tests = {test.split()[0] for test, _ in entry.psnr}  # a scale may follow: Set5 x2
+    card = weights.manifest()[name].card
+    seen = frozenset().union(*[datasets.origins(part) for part in card.training_sets])
+    tests = {test.split()[0] for test in card.psnr}  # a scale may follow: Set5 x2
     assert seen and tests and all(seen.isdisjoint(datasets.origins(test)) for test in tests)
 
 
@@ -224,8 +225,8 @@ def test_check_shows_a_few_lines(root: Path) -> None:
     for file in root.rglob("*.png"):
         file.write_bytes(b"")
     lines = nlrn_check(root).stderr.splitlines()
-    assert len(lines) == cli.SHOWN_PROBLEMS + 1
-    assert lines[-1] == f"error: and {39 - cli.SHOWN_PROBLEMS} more (see --json)"
+    assert len(lines) == research.SHOWN_PROBLEMS + 1
+    assert lines[-1] == f"error: and {39 - research.SHOWN_PROBLEMS} more (see --json)"
 
 
 def test_check_of_a_wrong_root_is_one_line(tmp_path: Path) -> None:
