@@ -19,7 +19,7 @@ from nlrn.inference import tiles
 from nlrn.inference.engine import planned_pixels, restore, restore_patches, seconds_per_pixel
 from nlrn.inference.tiles import exact_halo, network_memory, plan
 from nlrn.models.nlrn import CONFIGS, NLRN, NLRNConfig, random_network
-from nlrn.ops import neighborhood_attention
+from nlrn.ops import attend
 
 SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=3, channels=8, embed=4)
 
@@ -92,12 +92,12 @@ def test_a_restoration_holds_one_copy_of_the_scores(monkeypatch: pytest.MonkeyPa
     storages = set()
 
     def watched(*arguments, **options):
-        out, correlation = neighborhood_attention(*arguments, **options)
+        out, correlation = attend(*arguments, **options)
         if correlation is not None:
             storages.add(correlation.blocks.data_ptr())  # type: ignore[attr-defined]
         return out, correlation
 
-    monkeypatch.setattr("nlrn.models.nlrn_inference.neighborhood_attention", watched)
+    monkeypatch.setattr("nlrn.models.nlrn_inference.attend", watched)
     restore(strong_network(dataclasses.replace(SMALL, steps=5)), picture(1, 1, 30, 40))
     assert len(storages) == 1
 

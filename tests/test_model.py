@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 from nlrn import weights
 from nlrn.models.nlrn import CONFIGS, NLRN, NLRNConfig, NonLocal2d, NonLocalBlock2d, random_network
 from nlrn.models.nlrn_inference import FoldedNLRN
-from nlrn.ops import AFFINITIES, neighborhood_attention
+from nlrn.ops import AFFINITIES, attend
 
 
 def small(config: NLRNConfig) -> NLRNConfig:
@@ -157,9 +157,9 @@ def test_tracing_leaves_nothing_behind(window: int) -> None:
     else:
         with FakeTensorMode():
             assert NonLocalBlock2d(4, embed=3, window=window)(torch.rand(x.shape)).shape == x.shape
-    block.operator = partial(neighborhood_attention, backend="reference")
+    block.operator = partial(attend, backend="reference")
     expected = block(x)
-    block.operator = neighborhood_attention
+    block.operator = attend
     torch.testing.assert_close(block(x), expected)
 
 

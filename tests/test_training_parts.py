@@ -5,23 +5,20 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from training_runs import make_root, write_config
 
 from nlrn import training
 from nlrn.degrade import imresize, mod_crop
 from nlrn.models.nlrn import NLRN, NLRNConfig, random_network
-from nlrn.ops import neighborhood_attention
 from nlrn.training import learner, tied
 from nlrn.training.batches import Patches, repetition
 from nlrn.training.config import OPTIMIZERS, Config, Data, Machine, Optimizer, Stage, TrainingError
-from nlrn.training.dense import DenseAttention
 from nlrn.training.report import read_metrics
 from nlrn.training.schedule import Progress, average_weight, learning_rate
 from nlrn.training.step import Step
@@ -234,64 +231,6 @@ def test_a_young_average_follows_faster() -> None:
     assert average_weight(0.999, 0) == pytest.approx(0.9)
     assert average_weight(0.999, 10**6) == pytest.approx(0.001)
     assert average_weight(0.0, 5) == 1.0
-
-
-# --- dense attention ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("patch", "window", "border"),
-    [(6, 5, "mask"), (7, 15, "mask"), (7, 5, "circular"), (5, 5, "circular")],
-)
-def test_dense_attention_equals_the_operator(patch: int, window: int, border: str) -> None:
-    torch.manual_seed(0)
-    dense = DenseAttention(patch, window, border, CPU)
-    common: dict[str, Any] = {
-        "window": window,
-        "affinity": "embedded_gaussian",
-        "border": border,
-        "bandwidth": 1.0,
-    }
-    inputs = [torch.randn(2, c, patch, patch, dtype=torch.float64) for c in (3, 3, 4) * 2]
-    results = []
-    operators: list[Any] = [dense, neighborhood_attention]
-    for operator in operators:
-        leaves = [t.clone().requires_grad_() for t in inputs]
-        out1, prior = operator(*leaves[:3], prior=None, keep_correlation=True, **common)
-        out2, last = operator(*leaves[3:], prior=prior, keep_correlation=True, **common)
-        (out1.square().sum() + out2.sin().sum()).backward()
-        assert last is not None
-        results.append([out1, out2, last.scores(), *(t.grad for t in leaves)])
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
-
-
-def test_dense_attention_keeps_large_scores_exact_in_half_precision() -> None:
-    """Trained networks have scores in the hundreds, where bfloat16 has steps of whole units."""
-    torch.manual_seed(0)
-    dense = DenseAttention(6, 5, "mask", CPU)
-    inputs = [(6 * torch.randn(2, 16, 6, 6)).bfloat16() for _ in range(4)]
-    g = torch.randn(2, 4, 6, 6)
-
-    def two_states(operator: Any, dtype: torch.dtype) -> Tensor:
-        common: dict[str, Any] = {"window": 5, "affinity": "embedded_gaussian", "border": "mask"}
-        theta1, psi1, theta2, psi2 = (t.to(dtype) for t in inputs)
-        values = g.to(dtype)
-        _, prior = operator(theta1, psi1, values, bandwidth=1.0, prior=None,
-                            keep_correlation=True, **common)  # fmt: skip
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            out, _ = operator(theta2, psi2, values, bandwidth=1.0, prior=prior,
-                              keep_correlation=False, **common)  # fmt: skip
-        return cast(Tensor, out)
-
-    found = two_states(dense, torch.bfloat16).double()
-    wanted = two_states(neighborhood_attention, torch.float64)
-    assert float((found - wanted).norm() / wanted.norm()) < 1e-2
-
-
-def test_dense_attention_says_what_it_cannot_do() -> None:
-    with pytest.raises(TrainingError, match="window 9 wraps over a patch of 8"):
-        DenseAttention(8, 9, "circular", CPU)
 
 
 # --- step and stages ----------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from nlrn import images
 from nlrn.hardware import choose_device
 from nlrn.images import Image
 from nlrn.models.nlrn import NLRN, NonLocal2d
-from nlrn.ops import AFFINITIES, Correlation, neighborhood_attention
+from nlrn.ops import AFFINITIES, AttentionSpec, Correlation, attend
 from nlrn.restoration import denoise as tasks
 
 HALO = 64  # pixels around the neighbourhood; docs/web.md has the measured error of others
@@ -276,18 +276,18 @@ def _watched(
     thetas: list[Embedding] = []
     psis: list[Embedding] = []
 
-    def attend(
-        theta: Tensor, psi: Tensor, g: Tensor, **options: Any
+    def watched(
+        theta: Tensor, psi: Tensor, g: Tensor, spec: AttentionSpec, **options: Any
     ) -> tuple[Tensor, Correlation | None]:
         thetas.append(_kept(theta, packed))
         psis.append(thetas[-1] if psi is theta else _kept(psi, packed))
         if progress is not None:
             progress(len(thetas), total)
-        return neighborhood_attention(theta, psi, g, reuse_prior=True, **options)
+        return attend(theta, psi, g, spec, reuse_prior=True, **options)
 
     for module in network.modules():
         if isinstance(module, NonLocal2d):
-            module.operator = attend
+            module.operator = watched
     return network, thetas, psis
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nlrn.models.nlrn import NLRNConfig
-from nlrn.ops import AFFINITIES, correlation_bytes
+from nlrn.ops import AFFINITIES, AttentionSpec, correlation_bytes
 
 CPU = torch.device("cpu")
 HALO = 48  # pixels around a tile by default; docs/inference.md has its measured error
@@ -55,11 +55,9 @@ def network_memory(
     return features + correlation_bytes(
         height,
         width,
+        AttentionSpec(config.window, config.affinity, config.border, config.bandwidth),
         embed=config.embed if embedded else channels,
         channels=channels,
-        window=config.window,
-        affinity=config.affinity,
-        border=config.border,
         dtype=dtype,
         device=device,
     )

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nlrn import weights
-from nlrn.ops import AFFINITIES, BORDERS, Correlation, neighborhood_attention
+from nlrn.ops import AFFINITIES, BORDERS, AttentionSpec, Correlation, attend
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class NonLocal2d(nn.Module):
             raise ValueError(f"border must be one of {', '.join(BORDERS)}, got {border!r}")
         self.window, self.affinity, self.border = window, affinity, border
         self.bandwidth, self.keep_correlation = bandwidth, keep_correlation
-        self.operator = neighborhood_attention  # training may put a formulation of its own here
+        self.operator = attend  # training may put a formulation of its own here
         embedded = AFFINITIES[affinity].embedded
         self.theta = nn.Conv2d(channels, embed, 1) if embedded != "none" else None
         self.psi = nn.Conv2d(channels, embed, 1) if embedded == "both" else None
@@ -185,16 +185,9 @@ class NonLocal2d(nn.Module):
         """Features [B, C, H, W] and the previous correlation -> (features alike, correlation)."""
         theta = x if self.theta is None else self.theta(x)
         psi = theta if self.psi is None else self.psi(x)
+        spec = AttentionSpec(self.window, self.affinity, self.border, self.bandwidth)
         out, correlation = self.operator(
-            theta,
-            psi,
-            self.g(x),
-            window=self.window,
-            affinity=self.affinity,
-            border=self.border,
-            bandwidth=self.bandwidth,
-            prior=prior,
-            keep_correlation=self.keep_correlation,
+            theta, psi, self.g(x), spec, prior_scores=prior, keep_correlation=self.keep_correlation
         )
         return x + out, correlation
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nlrn.models.nlrn import NLRN, NonLocal2d
-from nlrn.ops import AFFINITIES, Correlation, kernels_run_on, neighborhood_attention
+from nlrn.ops import AFFINITIES, AttentionSpec, Correlation, attend, kernels_run_on
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,9 @@ class FoldedNLRN:
     ) -> None:
         self.config, self.dtype, self.device = model.config, dtype, torch.device(device)
         self.border = border or model.config.border
+        self._spec = AttentionSpec(
+            self.config.window, self.config.affinity, self.border, self.config.bandwidth
+        )
         self._fused = dtype != torch.float64 and kernels_run_on(self.device)
         # cuDNN applies bias and ReLU of the first convolution itself, 2 % of the whole network on
         # an H200; only where it was tried: half precision, channels in its units of eight.
@@ -117,15 +120,12 @@ class FoldedNLRN:
     ) -> tuple[Tensor, Correlation | None]:
         parts = list(self._project(x, module).split(module.parts, 1))
         theta, psi, g = {1: [x, x, *parts], 2: [parts[0], *parts], 3: parts}[len(parts)]
-        x, correlation = neighborhood_attention(
+        x, correlation = attend(
             theta,
             psi,
             g,
-            window=self.config.window,
-            affinity=self.config.affinity,
-            border=self.border,
-            bandwidth=self.config.bandwidth,
-            prior=prior if self.config.propagate else None,
+            self._spec,
+            prior_scores=prior if self.config.propagate else None,
             keep_correlation=self.config.propagate and step < self.config.steps - 1,
             reuse_prior=True,
             skip=(x, weights.skip),

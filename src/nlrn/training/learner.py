@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nlrn.models.nlrn import NLRN, NonLocal2d
-from nlrn.ops import AFFINITIES, neighborhood_attention, unsupported
+from nlrn.ops import AFFINITIES, AttentionSpec, attend, unsupported
 from nlrn.training.config import Config, Stage, TrainingError
-from nlrn.training.dense import DenseAttention
 from nlrn.training.muon import Muon
 
 
@@ -102,7 +102,7 @@ def enter_stage(learner: Learner, stage: Stage, config: Config, *, is_new: bool)
     for module in model.modules():
         if isinstance(module, NonLocal2d) and every:
             module.border = stage.border
-            module.operator = _operator(name, module, stage)
+            module.operator = _operator(name)
     if stage.freeze_norm and is_new:
         _take_statistics(model, average)
     set_mode(model, freeze_norm=stage.freeze_norm)
@@ -114,7 +114,8 @@ def _operator_name(model: NLRN, config: Config) -> str:
     shape = config.model
     compared = shape.embed if AFFINITIES[shape.affinity].embedded != "none" else shape.channels
     probe = next(model.parameters()).new_zeros(1, compared, 1, 1, dtype=torch.bfloat16)
-    fused = unsupported("triton", probe, shape.affinity, shape.channels) is None
+    spec = AttentionSpec(shape.window, shape.affinity)
+    fused = unsupported("triton", probe, spec, shape.channels) is None
     dense = config.machine.attention == "dense" or (
         config.machine.attention == "auto"
         and probe.is_cuda
@@ -124,12 +125,11 @@ def _operator_name(model: NLRN, config: Config) -> str:
     return "dense" if dense else "fused" if fused else "blocks"
 
 
-def _operator(name: str, module: NonLocal2d, stage: Stage) -> Any:
+def _operator(name: str) -> Any:
     if name == "dense":
-        device = module.g.weight.device
-        return DenseAttention(stage.patch, module.window, stage.border, device)
+        return functools.partial(attend, backend="dense")
     # Kernels or a loop over blocks: nothing that the compiler should look into.
-    return torch.compiler.disable(neighborhood_attention)
+    return torch.compiler.disable(attend)
 
 
 @torch.no_grad()
