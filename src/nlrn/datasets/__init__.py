@@ -134,7 +134,7 @@ def published(name: str) -> list[tuple[str, str]]:
     return [(folder, file) for folder, file in found if _is_of(name, file)]
 
 
-def image_files(name: str, root: str | Path, *, part: tuple[int, int] = (1, 1)) -> list[Path]:
+def image_files(name: str, root: str | Path, *, shard: tuple[int, int] = (1, 1)) -> list[Path]:
     """The published image files of a set, sorted by folder and name.
 
     Other files in the folders are passed over. The content is checked by `read_image`.
@@ -142,15 +142,15 @@ def image_files(name: str, root: str | Path, *, part: tuple[int, int] = (1, 1)) 
     Args:
         name: of the set.
         root: the data root.
-        part: (k, n) for every n-th image from the k-th on; the others need not be there.
+        shard: (k, n) for every n-th image from the k-th on; the others need not be there.
 
     Raises:
         DataError: if the name is unknown, or an image is missing.
     """
     name = set_name(name)
-    first, every = part
+    first, every = shard
     if not 1 <= first <= every:
-        raise DataError(f"part must be one of 1/n to n/n, got {first}/{every}")
+        raise DataError(f"shard must be one of 1/n to n/n, got {first}/{every}")
     chosen = published(name)[first - 1 :: every]
     found: list[Path] = []
     for folder in SETS[name]:
