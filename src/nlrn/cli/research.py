@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nlrn.cli.entry import app, errors_in_one_line
+from nlrn.cli.entry import errors_in_one_line
 
 data_app = typer.Typer(help="The image sets for training and tables.")
 SHOWN_PROBLEMS = 12  # lines: one for each folder that lacks images, and one for each damaged file
