@@ -168,6 +168,17 @@ def test_published_images_among_ones_own_are_not_forgotten(tmp_path: Path) -> No
     assert found.training_sets == ["own images", "bsds500/val"]
 
 
+def test_more_images_than_memory_are_refused_before_they_are_read(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nlrn.training.loop.free_memory", lambda device: 50_000)
+    config = write_config(tmp_path / "c.toml", OFF.format(steps=3), more="train = 'pictures'")
+    with pytest.raises(TrainingError, match=r"take 0\.0 GB at the scales \[1\.0\], .*fewer scales"):
+        training.run(config, out=tmp_path / "out")
+    monkeypatch.setattr("nlrn.training.loop.free_memory", lambda device: 10**9)
+    training.run(config, out=tmp_path / "out")
+
+
 def test_a_folder_for_validation_is_never_trained_on(pictures: Path, tmp_path: Path) -> None:
     more = "train = 'pictures'\nvalidation = 'pictures/night'"
     config = write_config(tmp_path / "c.toml", OFF.format(steps=3), more=more)

@@ -28,6 +28,7 @@ import numpy as np
 from nlrn.datasets.reading import DataError as DataError
 from nlrn.datasets.reading import Gray, Pixels, decode, in_threads
 from nlrn.datasets.reading import center_crop as center_crop
+from nlrn.datasets.reading import pixel_count as pixel_count
 from nlrn.datasets.reading import rescaled as rescaled
 from nlrn.degrade import luminance, rgb2gray
 

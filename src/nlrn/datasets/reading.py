@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -33,16 +34,32 @@ def decode(content: bytes, path: Path) -> Pixels:
     """
     import PIL.Image
 
+    with _pillow_errors(path), PIL.Image.open(io.BytesIO(content)) as image:
+        if image.mode == "I" or image.mode.startswith("I;16"):
+            return _from_16_bits(np.array(image))
+        if image.mode == "F":
+            raise ValueError("floating-point values, whose range is not known")
+        return np.array(image if image.mode == "L" else image.convert("RGB"))
+
+
+def pixel_count(path: Path) -> int:
+    """Height times width of the image in a file, of which only the beginning is read."""
+    import PIL.Image
+
+    with _pillow_errors(path), PIL.Image.open(path) as image:
+        return image.width * image.height
+
+
+@contextlib.contextmanager
+def _pillow_errors(path: Path) -> Iterator[None]:
+    """Within it, what Pillow raises on broken files becomes one line with the file's name."""
+    import PIL.Image
+
     try:
-        with PIL.Image.open(io.BytesIO(content)) as image:
-            if image.mode == "I" or image.mode.startswith("I;16"):
-                return _from_16_bits(np.array(image))
-            if image.mode == "F":
-                raise ValueError("floating-point values, whose range is not known")
-            return np.array(image if image.mode == "L" else image.convert("RGB"))
+        yield
     except PIL.UnidentifiedImageError as error:  # its message names the buffer, not the file
         raise DataError(f"{path}: not an image Pillow can read (unknown format)") from error
-    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises on broken files
+    except (OSError, SyntaxError, ValueError) as error:
         raise DataError(f"{path}: not an image Pillow can read ({one_line(error)})") from error
 
 

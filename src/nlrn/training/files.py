@@ -9,6 +9,7 @@ from typing import NamedTuple
 from nlrn import datasets
 from nlrn.datasets import Pixels, own
 from nlrn.training.config import Data
+from nlrn.training.parsing import TrainingError
 
 
 class RunFiles(NamedTuple):
@@ -56,6 +57,15 @@ def _names(data: Data, train: list[Path]) -> list[str]:
         return list(data.train)
     known = {datasets.published_folder(file.resolve()) for file in train} - {""}
     return [own.NAME, *sorted(known)]
+
+
+def check_memory(files: list[Path], data: Data, free: int) -> None:
+    """Refuses images that would not fit into so many free bytes: photographs are large."""
+    pixels = sum(datasets.in_threads(datasets.pixel_count, files))
+    needed = pixels * data.channels * (1 + 2 * sum(scale**2 for scale in data.scales))
+    if needed > free:
+        got = f"{needed / 1e9:.1f} GB at the scales {list(data.scales)}, {free / 1e9:.1f} are free"
+        raise TrainingError(f"the images take {got}: use smaller or fewer scales, or fewer images")
 
 
 def reader(data: Data) -> Callable[[Path], Pixels]:

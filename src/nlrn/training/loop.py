@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from nlrn import datasets, models
+from nlrn.hardware import free_memory
 from nlrn.training import checkpoint, state
 from nlrn.training import config as configuration
 from nlrn.training import files as run_files
@@ -75,6 +76,8 @@ def run(
     fabric = _launch(config, devices, nodes)
     _prepare_folder(folder, resume, fabric)
 
+    if config.data.is_own:
+        run_files.check_memory(files.train, config.data, free_memory(torch.device("cpu")))
     images = datasets.read_all(files.train, run_files.reader(config.data))
     scaled = datasets.rescaled(images, config.data.scales)
     sampler = PatchSampler(scaled, fabric.device, config.data, seed=config.seed)
