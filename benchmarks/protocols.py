@@ -22,7 +22,7 @@ from nlrn.bench.run import parse_shard, score
 from nlrn.degrade import add_noise
 from nlrn.inference import Settings
 
-CENTRE = 256  # pixels: side of what is taken of Urban100
+CENTER = 256  # pixels: side of what is taken of Urban100
 
 
 def image_of(file: Path, image_set: str) -> np.ndarray:
@@ -30,9 +30,9 @@ def image_of(file: Path, image_set: str) -> np.ndarray:
     gray = datasets.read_gray(file)
     if image_set != "Urban100":
         return gray
-    centre = datasets.centre_crop(gray, CENTRE)
-    assert centre is not None, f"{file} is smaller than {CENTRE}"
-    return centre
+    center = datasets.center_crop(gray, CENTER)
+    assert center is not None, f"{file} is smaller than {CENTER}"
+    return center
 
 
 def main() -> None:

@@ -32,3 +32,15 @@ def small_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(datasets, "manifest", lambda: published | hashes)
     monkeypatch.setenv("NLRN_DATA", str(root))
     return root
+
+
+@pytest.fixture
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of a small network."""
+    from command_line import SMALL
+
+    from nlrn.models.nlrn import random_network
+
+    path = tmp_path_factory.mktemp("model") / "m.safetensors"
+    random_network(SMALL).save_pretrained(path)
+    return str(path)

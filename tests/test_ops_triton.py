@@ -23,8 +23,8 @@ from torch import Tensor
 
 from nlrn.models.nlrn import CONFIGS, NLRN, NLRNConfig, random_network
 from nlrn.models.nlrn_inference import FoldedNLRN
-from nlrn.ops import Correlation, reference
-from nlrn.ops.triton import backend as triton_impl
+from nlrn.ops import AttentionSpec, Correlation, unsupported
+from nlrn.ops import attend as attend_with
 from nlrn.ops.triton import launch as triton_launch
 from nlrn.ops.triton import layout as triton_layout
 
@@ -49,6 +49,10 @@ class Case(NamedTuple):
     prior: bool
     affinity: str = "embedded_gaussian"
 
+    @property
+    def spec(self) -> AttentionSpec:
+        return AttentionSpec(self.window, self.affinity, self.border, BANDWIDTH)
+
 
 def attend(
     operands: Sequence[Tensor],
@@ -58,33 +62,20 @@ def attend(
     reuse_prior: bool = False,
     skip: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Any]:
-    theta, psi, g = operands
-    return triton_impl.attend(
-        theta,
-        psi,
-        g,
-        window=case.window,
-        affinity=case.affinity,
-        circular=case.border == "circular",
-        bandwidth=BANDWIDTH,
-        prior=prior,
-        keep_correlation=keep_correlation,
-        reuse_prior=reuse_prior,
-        skip=skip,
-    )
+    return attend_with(
+        *operands, case.spec, prior_scores=prior, keep_correlation=keep_correlation,
+        reuse_prior=reuse_prior, skip=skip, backend="triton",
+    )  # fmt: skip
 
 
 def loops(
     operands: Sequence[Tensor], case: Case, prior: Correlation | Tensor | None
 ) -> tuple[Tensor, Any]:
-    theta, psi, g = operands
-    return reference.attend(
-        theta, psi, g, case.window, case.affinity, case.border, BANDWIDTH, prior, True
-    )
+    return attend_with(*operands, case.spec, prior_scores=prior, backend="reference")
 
 
 def random_inputs(case: Case, device: str = "cpu") -> list[Tensor]:
-    """theta, psi, g of two states, and the scores before the first where the case has them."""
+    """Query, key, value of two states, and the scores before the first where the case has them."""
     size = (case.height, case.width)
     channels = [case.embed, case.embed, case.channels] * 2
     inputs = [torch.randn(case.batch, c, *size, device=device) for c in channels]
@@ -117,7 +108,8 @@ def assert_parity(case: Case, device: str = "cpu") -> None:
     got = two_states(attend, inputs, case, cotangents)
     exact = two_states(loops, [t.double().cpu() for t in inputs], case,
                        [t.double().cpu() for t in cotangents])  # fmt: skip
-    names = ["out1", "out2", "scores", "theta1", "psi1", "g1", "theta2", "psi2", "g2", "prior"]
+    names = ["out1", "out2", "scores", "query1", "key1", "value1", "query2", "key2", "value2",
+             "prior"]  # fmt: skip
     for name, a, b in zip(names, got, exact, strict=False):
         assert a.dtype == case.dtype
         assert a.shape == b.shape, name
@@ -126,7 +118,7 @@ def assert_parity(case: Case, device: str = "cpu") -> None:
 
 
 def assert_slices_and_skip(case: Case, device: str = "cpu") -> None:
-    """The inference path: theta, psi and g as slices of one tensor, the skip in the same kernel."""
+    """The inference path: the operands as slices of one tensor, the skip in the same kernel."""
     torch.manual_seed(0)
     inputs = random_inputs(case, device)
     sliced = []
@@ -307,6 +299,20 @@ if INTERPRETED:
         assert correlation is None
         assert torch.autograd.grad(out.sum(), leaf)[0].isfinite().all()
 
+    def test_interpreted_prior_of_another_batch_is_refused() -> None:
+        case = Case(1, 5, 6, 4, 7, 5, "mask", F32, False)
+        _, prior = attend(random_inputs(case._replace(batch=2))[:3], case, None)
+        with pytest.raises(ValueError, match=r"must be \(1, 4, 7, 25\), got \(2, 4, 7, 25\)"):
+            attend(random_inputs(case)[:3], case, prior)
+
+    def test_interpreted_second_derivatives_are_an_error() -> None:
+        case = Case(1, 5, 6, 4, 7, 5, "mask", F32, False)
+        inputs = [t.requires_grad_() for t in random_inputs(case)[:3]]
+        out, _ = attend(inputs, case, None, keep_correlation=False)
+        grads = torch.autograd.grad(out, inputs, torch.ones_like(out), create_graph=True)
+        with pytest.raises(RuntimeError, match="the triton backend has no second derivatives"):
+            torch.autograd.grad(grads[0].square().sum(), inputs)
+
     def test_interpreted_traces_without_graph_breaks() -> None:
         case = Case(1, 5, 6, 4, 7, 5, "mask", F32, False)
         inputs = [t.requires_grad_() for t in random_inputs(case)]
@@ -322,13 +328,13 @@ if INTERPRETED:
         torch.testing.assert_close(got, wanted)
 
     def test_interpreted_operators_are_well_formed() -> None:
-        theta, psi, g = (torch.randn(1, 4, 7, c, requires_grad=True) for c in (5, 5, 6))
+        operands = [torch.randn(1, 4, 7, c, requires_grad=True) for c in (5, 5, 6)]
         utils = ("test_schema", "test_autograd_registration", "test_faketensor")
         ops = torch.ops.nlrn
-        torch.library.opcheck(ops.attend, (theta, psi, g, None, 5, False, True), test_utils=utils)
+        torch.library.opcheck(ops.attend, (*operands, None, 5, False, True), test_utils=utils)
         with torch.no_grad():
-            out, packed, lse = ops.attend(theta, psi, g, None, 5, False, True)
-            plain_operands = (theta.detach(), psi.detach(), g.detach())
+            out, packed, lse = ops.attend(*operands, None, 5, False, True)
+            plain_operands = [t.detach() for t in operands]
             torch.library.opcheck(
                 ops.attend_update, (*plain_operands, packed, 5, False), test_utils=utils
             )
@@ -362,7 +368,7 @@ else:
 
     @pytest.mark.parametrize("affinity", ["embedded_gaussian", "dot"])
     def test_refuses_what_it_cannot_run(affinity: str) -> None:
-        reason = triton_impl.unsupported(torch.zeros(1, 4, 3, 5), affinity)
+        reason = unsupported("triton", torch.zeros(1, 4, 3, 5), AttentionSpec(3, affinity))
         assert reason is not None
         assert "triton" in reason
 

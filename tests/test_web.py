@@ -24,9 +24,9 @@ import pytest
 import schemathesis
 import tifffile
 import uvicorn
+from command_line import nlrn, png_header
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
-from test_cli import nlrn, png_header
 
 from nlrn import images
 from nlrn.attention_maps import explain

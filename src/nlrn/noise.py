@@ -107,8 +107,8 @@ def _noise_eigenvalue(patches: np.ndarray) -> float:
     The k sample eigenvalues that hold nothing but noise of variance v spread over
     v (1 - sqrt(k/N))^2 .. v (1 + sqrt(k/N))^2: the lower edge gives v, the upper edge gives k.
     """
-    centred = patches - patches.mean(axis=0)
-    eigenvalues = np.linalg.eigvalsh(centred.T @ centred / len(patches))
+    centered = patches - patches.mean(axis=0)
+    eigenvalues = np.linalg.eigvalsh(centered.T @ centered / len(patches))
     smallest = max(float(eigenvalues[0]), 0.0)
     count = DIM
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""How long work says where it stands."""
+"""Callbacks by which long work says where it stands."""
 
 from collections.abc import Callable
 

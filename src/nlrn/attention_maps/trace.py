@@ -108,7 +108,7 @@ class Trace:
         check_position(position, self.size)
         halo = self.halo(position)
         if halo < 0:
-            raise ValueError(f"the neighbourhood of {position} is not in the part that was traced")
+            raise ValueError(f"the neighborhood of {position} is not in the part that was traced")
         row, column = (p - piece.start for p, piece in zip(position, self.part, strict=True))
         rows, columns, place = self._neighborhood(row, column)
         total: Tensor | float = 0.0

@@ -194,7 +194,7 @@ def _filter_unitary(
 
 
 def joint_threshold(codes: Tensor, bound: float) -> Tensor:
-    """eta: codes [G, K, atoms] without the weakest atoms, the sum of whose energies is in bound."""
+    """Codes [G, K, atoms] without the weakest atoms, whose energies add up to the bound: eta."""
     energy, order = codes.square().sum(1).sort(dim=1)
     kept = torch.zeros_like(energy).scatter(1, order, (energy.cumsum(1) > bound).to(energy))
     return codes * kept[:, None]
@@ -244,7 +244,7 @@ class Groups:
     flat: Tensor
     level: Tensor
 
-    def centred(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def centered(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Groups [G, K, p*p] with unit noise; the mean that was taken off and the unit."""
         group, unit = self.flat[numbers], self.level[numbers[:, 0], None, None]
         mean = group.mean(dim=1, keepdim=True)
@@ -252,11 +252,11 @@ class Groups:
 
     def grams(self, numbers: Tensor) -> Tensor:
         """Gram matrices [G, p*p, p*p], which have all that learning needs to know."""
-        group, _, _ = self.centred(numbers)
+        group, _, _ = self.centered(numbers)
         return group.mT @ group
 
     def cheapest(self, index: Tensor, models: Tensor, price: float) -> Tensor:
-        """For each group [R, K] the block that codes it at the least cost."""
+        """The block [R] that codes each group [R, K] at the least cost."""
         atoms = _outer_products(spectral.eigenvectors(models))
 
         def choose(numbers: Tensor) -> Tensor:
@@ -267,11 +267,11 @@ class Groups:
     def coder(
         self, models: Tensor, price: float
     ) -> Callable[[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:
-        """(numbers of groups [G, K], their blocks [G]) -> the numbers and the restored patches."""
+        """A function (numbers of groups [G, K], their blocks [G]) -> (numbers, restored)."""
 
         def restored(piece: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
             numbers, choice = piece
-            group, mean, unit = self.centred(numbers)
+            group, mean, unit = self.centered(numbers)
             atoms = spectral.eigenvectors(group.mT @ group + models[choice])
             return numbers, joint_shrinkage(group @ atoms, price) @ atoms.mT * unit + mean
 
@@ -318,7 +318,7 @@ def _upper(size: int, device: torch.device) -> Tensor:
 
 
 def _outer_products(blocks: Tensor) -> Tensor:
-    """For each atom the upper half of a a^T, what is off the diagonal doubled: [B p*p, n]."""
+    """Upper half of a a^T for each atom, what is off the diagonal doubled: [B p*p, n]."""
     atoms = blocks.mT.flatten(0, 1)
     row, column = _upper(atoms.shape[1], atoms.device)
     return atoms[:, row] * atoms[:, column] * torch.where(row == column, 1.0, 2.0)

@@ -1,4 +1,4 @@
-"""From an array to planes on a device and back: what the four public functions have in common."""
+"""The way from an array to planes on a device and back, common to the four public functions."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def denoise_wnnm(
 
 
 def _filter(flat: Tensor, levels: Tensor, c: float) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Numbers [G, K] of patches [N, p*p] with noise of these levels [N] -> them and the results."""
+    """A function numbers [G, K] -> (numbers, results) for patches [N, p*p] with noise [N]."""
 
     def filtered(numbers: Tensor) -> tuple[Tensor, Tensor]:
         return numbers, low_rank(flat[numbers], levels[numbers[:, 0]], c)
@@ -120,14 +120,14 @@ def _filter(flat: Tensor, levels: Tensor, c: float) -> Callable[[Tensor], tuple[
 
 
 def low_rank(group: Tensor, level: Tensor, c: float) -> Tensor:
-    """Groups [G, K, p*p] with noise of that level [G] -> their minimisers.
+    """The minimisers of groups [G, K, p*p] with noise of that level [G].
 
     From the smaller of the two Gram matrices: a singular value that becomes t of s means a factor
     t / s along its vector.
     """
     mean = group.mean(dim=1, keepdim=True)
-    centred = group - mean
+    centered = group - mean
     limit = 4 * c * math.sqrt(group.shape[1]) * level.square()
     if group.shape[1] < group.shape[2]:
-        return spectral.shrinkage(centred @ centred.mT, limit) @ centred + mean
-    return centred @ spectral.shrinkage(centred.mT @ centred, limit) + mean
+        return spectral.shrinkage(centered @ centered.mT, limit) @ centered + mean
+    return centered @ spectral.shrinkage(centered.mT @ centered, limit) + mean

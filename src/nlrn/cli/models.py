@@ -85,7 +85,7 @@ def web(
                 raise
             missing = f"nlrn web needs {error.name}; in a checkout of nlrn: pip install '.[web]'"
             raise ValueError(missing) from error
-        from nlrn.web.studio import Options
+        from nlrn.web.service import Options
 
         desktop = sys.platform in ("darwin", "win32") or bool(
             os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")

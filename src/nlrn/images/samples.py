@@ -14,7 +14,7 @@ CHANNELS = ((), (1,), (2,), (3,), (4,))  # what may follow H and W in a shape
 
 
 class FormatError(ValueError):
-    """Why a file cannot be decoded or encoded, in one line and without its path."""
+    """A file that cannot be decoded or encoded; the reason in one line, without the path."""
 
 
 class Decoded(NamedTuple):
