@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from nlrn.degrade import add_noise
-from nlrn.restoration.denoiser import CLASSIC
+from nlrn.restoration.classic import METHODS
 
 SIGMA = 25
 SIZES = (256, 512)
@@ -58,11 +58,11 @@ def peak_memory(method: str, size: int, device: str) -> int:
 
 def print_memory(method: str, size: int, device: str) -> None:
     """Child process of `peak_memory`."""
-    CLASSIC[method](picture(24), SIGMA, device=device)  # everything loaded
+    METHODS[method](picture(24), SIGMA, device=device)  # everything loaded
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
     before = _memory("VmRSS") if device == "cpu" else torch.cuda.memory_allocated()
-    CLASSIC[method](picture(size), SIGMA, device=device)
+    METHODS[method](picture(size), SIGMA, device=device)
     most = _memory("VmHWM") if device == "cpu" else torch.cuda.max_memory_allocated()
     print(most - before)
 
@@ -75,7 +75,7 @@ def _memory(kind: str) -> int:
 def measure_times(device: str, methods: list[str], sizes: list[int], rounds: int) -> dict[str, Any]:
     """Seconds by method and size, the package's among them where it is installed."""
     works: dict[str, Callable[[np.ndarray], object]] = {
-        name: lambda image, name=name: CLASSIC[name](image, SIGMA, device=device)  # type: ignore[misc]
+        name: lambda image, name=name: METHODS[name](image, SIGMA, device=device)  # type: ignore[misc]
         for name in methods
     }
     if device == "cpu" and importlib.util.find_spec("bm3d"):
@@ -153,7 +153,7 @@ def main(
     beside: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Measures everything and prints it."""
-    chosen, sides = methods or list(CLASSIC), sizes or list(SIZES)
+    chosen, sides = methods or list(METHODS), sizes or list(SIZES)
     times = measure_times(device, chosen, sides, rounds)
     cores = f"{torch.get_num_threads()} threads of {platform.processor() or platform.machine()}"
     report = {
@@ -172,7 +172,7 @@ def main(
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--methods", help=f"some of {','.join(CLASSIC)}")
+    parser.add_argument("--methods", help=f"some of {','.join(METHODS)}")
     parser.add_argument("--sizes", default="256,512")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--beside", type=Path, help="JSON of a run with the bm3d package")

@@ -23,11 +23,13 @@ import skimage.restoration
 import torch
 from torch import nn
 
-import nlrn
 from nlrn.hardware import keep_freed_memory
+from nlrn.inference import Engine, Settings
+from nlrn.models import Network
 from nlrn.models.nlrn import CONFIGS, random_network
 
 GEMM = 2048
+DTYPES = {"float32": "fp32", "bfloat16": "bf16"}  # as `Settings` has them
 
 
 def best_seconds(work: Callable[[], object], repeats: int) -> float:
@@ -71,6 +73,11 @@ def memory_bytes(kind: str) -> int:
     return int(next(line for line in lines if line.startswith(kind)).split()[1]) * 1024
 
 
+def restore(model: Network, image: torch.Tensor, dtype: str) -> torch.Tensor:
+    """The whole image through the network, which is prepared for it first."""
+    return Engine(model, Settings(tile=0, dtype=DTYPES[dtype], device="cpu"))(image)
+
+
 def measure_memory(size: int, dtype: str) -> int:
     """Peak memory of one restoration above the idle process, in a process of its own."""
     command = [sys.executable, __file__, "--memory-of", dtype, "--size", str(size)]
@@ -79,10 +86,10 @@ def measure_memory(size: int, dtype: str) -> int:
 
 def print_memory(size: int, dtype: str) -> None:
     """Child process of `measure_memory`."""
-    model, precision = random_network(CONFIGS["nlrn"]), getattr(torch, dtype)
-    nlrn.restore(model, torch.rand(1, 1, 16, 16), dtype=precision, device="cpu")  # all loaded
+    model = random_network(CONFIGS["nlrn"])
+    restore(model, torch.rand(1, 1, 16, 16), dtype)  # all loaded
     before = memory_bytes("VmRSS")
-    nlrn.restore(model, torch.rand(1, 1, size, size), tile=0, dtype=precision, device="cpu")
+    restore(model, torch.rand(1, 1, size, size), dtype)
     print(memory_bytes("VmHWM") - before)
 
 
@@ -91,11 +98,10 @@ def main(size: int, rounds: int) -> dict[str, object]:
     """Measures everything once and prints it."""
     config = CONFIGS["nlrn"]
     image = torch.rand(1, 1, size, size, generator=torch.Generator().manual_seed(0))
-    useful = config.flop_per_pixel * size * size
     model, plain = random_network(config), dncnn_like()
+    useful = model.flop_per_pixel * size * size
     channels_last = image.to(memory_format=torch.channels_last)
     picture = image[0, 0].numpy()
-    networks = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     rate, half_rate = 0.0, 0.0
     plain_half = copy.deepcopy(plain).bfloat16()
     others: dict[str, Callable[[], object]] = {
@@ -103,13 +109,13 @@ def main(size: int, rounds: int) -> dict[str, object]:
         "dncnn bfloat16": lambda: plain_half(channels_last.bfloat16()),
         "nlm": lambda: non_local_means(picture),
     }
-    seconds = dict.fromkeys([*networks, *others], float("inf"))
+    seconds = dict.fromkeys([*DTYPES, *others], float("inf"))
     for _ in range(rounds):  # taking turns, so that all meet the same state of the machine
         rate = max(rate, gemm_rate(torch.float32))
         half_rate = max(half_rate, gemm_rate(torch.bfloat16))
-        for name, dtype in networks.items():
+        for name in DTYPES:
             start = time.perf_counter()
-            nlrn.restore(model, image, tile=0, dtype=dtype, device="cpu")
+            restore(model, image, name)
             seconds[name] = min(seconds[name], time.perf_counter() - start)
         with keep_freed_memory():  # as the network has it
             for name, work in others.items():
@@ -118,7 +124,7 @@ def main(size: int, rounds: int) -> dict[str, object]:
     print(f"torch {torch.__version__}, {size} x {size} gray, T={config.steps}, q={config.window}")
     print(f"GEMM {GEMM}^3: fp32 {rate / 1e9:.0f} GFLOP/s, bf16 {half_rate / 1e9:.0f} GFLOP/s")
     report: dict[str, object] = {"gemm_fp32": rate, "gemm_bf16": half_rate, "seconds": seconds}
-    for name in networks:
+    for name in DTYPES:
         share = useful / seconds[name] / rate
         memory = measure_memory(size, name)
         report |= {f"share_{name}": share, f"memory_{name}": memory}
@@ -129,7 +135,7 @@ def main(size: int, rounds: int) -> dict[str, object]:
     print(f"DnCNN-sized stack        float32 {seconds['dncnn float32']:.2f} s, "
           f"bfloat16 {seconds['dncnn bfloat16']:.2f} s")  # fmt: skip
     print(f"scikit-image NLM         {seconds['nlm']:.2f} s")
-    for name in networks:
+    for name in DTYPES:
         ratios = [seconds[name] / seconds[f"dncnn {name}"], seconds[name] / seconds["nlm"]]
         report[f"slower_{name}"] = dict(zip(("dncnn", "nlm"), ratios, strict=True))
         print(f"nlrn {name:<9} takes {ratios[0]:.0f} times as long as the stack in {name}, "
@@ -142,7 +148,7 @@ if __name__ == "__main__":
     parser.add_argument("--size", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=argparse.FileType("w"))
-    parser.add_argument("--memory-of", choices=["float32", "bfloat16"], help=argparse.SUPPRESS)
+    parser.add_argument("--memory-of", choices=DTYPES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.memory_of:
         print_memory(arguments.size, arguments.memory_of)

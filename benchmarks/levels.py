@@ -18,14 +18,14 @@ import nlrn
 from nlrn import datasets, metrics, weights
 from nlrn.classic import denoise_bm3d
 from nlrn.degrade import add_noise
-from nlrn.restoration.denoiser import choose_weight
+from nlrn.restoration.denoiser import choose_model
 
 CROP, EVERY = 128, 3  # pixels; every third image
 
 
 def neighbors(sigma: float) -> list[tuple[str, float]]:
     """The models of the package next below and next above a noise level, with their own levels."""
-    trained = sorted((e.sigma, e.name) for e in weights.manifest().values() if e.sigma is not None)
+    trained = sorted((c.sigma, c.name) for c in weights.list_models() if c.sigma is not None)
     below = [(name, level) for level, name in trained if level < sigma]
     above = [(name, level) for level, name in trained if level > sigma]
     return below[-1:] + above[:1]
@@ -58,7 +58,7 @@ def main() -> None:
         bm3d = [denoise_bm3d(image, sigma) for image in noisy]
         found.append(f"BM3D {psnr(bm3d, truth):.2f}")
         ours = [nlrn.denoise(image, sigma, settings=settings) for image in noisy]
-        found.append(f"nlrn {psnr(ours, truth):.2f} ({choose_weight(sigma)})")
+        found.append(f"nlrn {psnr(ours, truth):.2f} ({choose_model(sigma)})")
         for name, level in neighbors(sigma):
             as_it_is = [nlrn.denoise(x, level, model=name, settings=settings) for x in noisy]
             found.append(f"{name} as it is {psnr(as_it_is, truth):.2f}")

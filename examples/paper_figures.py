@@ -19,8 +19,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from nlrn import datasets, images
 from nlrn.bench import methods
-from nlrn.bench.run import degraded_pair, figures_of
+from nlrn.bench.run import degraded_pair, score
 from nlrn.bench.tables import TABLES, Table
+from nlrn.inference import Settings
 
 CROP, SHOWN, GAP, CAPTION = 96, 288, 8, 40  # pixels: cut out, drawn, between, for the text
 
@@ -78,7 +79,7 @@ def overview(image: np.ndarray, crop: tuple[int, int], caption: str) -> Image.Im
 
 
 def row(
-    figure: Figure, picture: tuple[str, str, int, int], root: Path, setting: methods.Setting
+    figure: Figure, picture: tuple[str, str, int, int], root: Path, how: methods.MethodOptions
 ) -> list[Image.Image]:
     """Overview, ground truth, and what each method makes of the degraded image."""
     image_set, name, *corner = picture
@@ -89,12 +90,12 @@ def row(
     panels = [overview(clean, crop, f"{image_set} {name}"), panel(clean, crop, "ground truth")]
     for method in figure.methods:
         try:
-            bound = methods.bind(figure.table, image_set, level, method, setting)
+            prepared = methods.prepare(figure.table, image_set, level, method, how)
         except methods.UnavailableError as error:
             print(f"left out: {error}")
             continue
-        restored = bound.restore(degraded, level)
-        psnr, ssim = figures_of(restored, clean, border=level if task == "sr" else 0)
+        restored = prepared.restore(degraded, level)
+        psnr, ssim = score(restored, clean, border=level if task == "sr" else 0)
         print(f"{image_set} {name} {method}: {psnr:.2f} dB, SSIM {ssim:.4f}", flush=True)
         shown = images.from_float(restored, np.uint8)
         panels.append(panel(shown, crop, f"{method}\n{psnr:.2f} dB / {ssim:.4f}"))
@@ -122,11 +123,12 @@ if __name__ == "__main__":
     parser.add_argument("--limit", type=int, help="the first images of each figure only")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    how = methods.Setting(dtype=options.dtype, device=options.device, weight=options.weight)
+    settings = Settings(dtype=options.dtype, device=options.device)
+    choices = methods.MethodOptions(weight=options.weight, settings=settings)
     source = datasets.find_root(options.data)
     for chosen in options.figure or FIGURES:
         wanted = FIGURES[chosen]
-        sheet = draw([row(wanted, p, source, how) for p in wanted.pictures[: options.limit]])
+        sheet = draw([row(wanted, p, source, choices) for p in wanted.pictures[: options.limit]])
         path = options.out / f"{chosen}-{wanted.level}.png"
         sheet.save(path)
         print(path)

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 
 import nlrn
 from nlrn import images
-from nlrn.bench.run import figures_of
+from nlrn.bench.run import score
 from nlrn.degrade import imresize, luminance
 
 HEIGHT, WIDTH, LABEL, GAP = 192, 264, 20, 6  # pixels; the first two divide by 2, 3 and 4
@@ -41,7 +41,7 @@ def row(name: str) -> list[Image.Image]:
     bicubic = images.from_float(imresize(images.to_float(small), scale), np.uint8)
     panels = []
     for method, result in (("bicubic", bicubic), ("nlrn", nlrn.upscale(small, scale))):
-        psnr, ssim = figures_of(luminance(result), luminance(truth), border=scale)
+        psnr, ssim = score(luminance(result), luminance(truth), border=scale)
         panels.append(panel(result, f"{name} x{scale}, {method}: {psnr:.2f} dB, {ssim:.4f}"))
     return [*panels, panel(truth, "original")]
 

@@ -43,11 +43,12 @@ def test_commands_name_files_and_options_that_exist() -> None:
                 assert anchor in [name.replace(" ", "-") for name in anchors], link
     runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
     for command, options in re.findall(
-        r"^    nlrn ((?:data )?\w+)(.*?)(?:#|$)", text, re.MULTILINE
+        r"^    nlrn ((?:(?:data|bench) )?\w+)(.*?)(?:#|$)", text, re.MULTILINE
     ):
-        shown = runner.invoke(app, [*command.split(), "--help"]).output
+        result = runner.invoke(app, [*command.split(), "--help"])
+        assert result.exit_code == 0, f"there is no nlrn {command}"
         for option in re.findall(r"(--[a-z-]+)", options):
-            assert option in shown, f"nlrn {command} has no {option}"
+            assert option in result.output, f"nlrn {command} has no {option}"
 
 
 def test_demo_writes_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
