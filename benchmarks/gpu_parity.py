@@ -86,8 +86,8 @@ def warm(setup: Setup, kind: str, number: int) -> None:
     shape = setup.training[number]
     step, patches = gpu_train.make_step(setup, shape, kind, recorded=False)
     for k in range(2):
-        step(*patches.batch(k, shape.batch, shape.patch), 1e-6, 0.01)
-    step.take()
+        step(patches.batch(k, shape.batch, shape.patch), 1e-6, 0.01)
+    step.pop_metrics()
 
 
 WARMED = [("fused", 0), ("fused", 1), ("dense", 0), ("flex", 2), ("flex", 0), ("dense", 1)]

@@ -47,7 +47,7 @@ def main() -> None:
     options = parser.parse_args()
     settings = nlrn.Settings(dtype=options.dtype, device=options.device)
     files = datasets.training_files("bsd300-validation", datasets.find_root(options.data))[::EVERY]
-    crops = {file.stem: datasets.centre_crop(datasets.read_gray(file), CROP) for file in files}
+    crops = {file.stem: datasets.center_crop(datasets.read_gray(file), CROP) for file in files}
     clean = {name: crop / 255 for name, crop in crops.items() if crop is not None}
     warnings.simplefilter("ignore")  # that noise is weak: the figures say it
     print(f"{len(clean)} crops of {CROP} x {CROP}")

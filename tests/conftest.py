@@ -42,6 +42,18 @@ def small_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
+@pytest.fixture
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of a small network."""
+    from command_line import SMALL
+
+    from nlrn.models.nlrn import random_network
+
+    path = tmp_path_factory.mktemp("model") / "m.safetensors"
+    random_network(SMALL).save_pretrained(path)
+    return str(path)
+
+
 @pytest.fixture(scope="module")
 def web_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of small networks: tiny and slow, which denoise, and large, which enlarges."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_cli import assert_one_clear_line, nlrn, picture
+from command_line import assert_one_clear_line, nlrn, picture
 
 import nlrn as package
 from nlrn import images
@@ -190,9 +190,7 @@ def test_it_takes_what_denoise_takes() -> None:
 @pytest.mark.parametrize("change", [{"border": "circular"}, {"non_local_every": 0}], ids=str)
 def test_networks_without_such_neighbourhoods_are_refused(change: dict) -> None:
     network = random_network(dataclasses.replace(SMALL, **change))
-    with pytest.raises(
-        ValueError, match="compares pixels within the image"
-    ):
+    with pytest.raises(ValueError, match="compares pixels within the image"):
         explain(noisy(), (0, 0), 25, network)
 
 

@@ -20,7 +20,6 @@ from nlrn.ops import (
     neighborhood_attention,
     unsupported,
 )
-from nlrn.ops import dense as dense_backend
 from nlrn.ops.blocks import BLOCK
 
 FAST_BACKENDS = ["blocked", "dense"]
@@ -302,9 +301,6 @@ def test_the_correlation_of_another_image_is_refused(backend: str) -> None:
         attend(*inputs, AttentionSpec(5), prior_scores=prior, backend=backend)
 
 
-# --- second derivatives ---------------------------------------------------------------------------
-
-
 def penalty(inputs: list[Tensor], affinity: str, backend: str) -> tuple[Tensor, ...]:
     """A gradient penalty: the gradients of squared gradients, of a constant incoming gradient."""
     out, _ = attend(*inputs, AttentionSpec(3, affinity), keep_correlation=False, backend=backend)
@@ -337,112 +333,23 @@ def test_second_derivatives_of_blocks_are_an_error(affinity: str) -> None:
         assert torch.equal(actual, expected)
 
 
-# --- the dense backend ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("cast", [False, True], ids=["plain", "autocast"])
-@pytest.mark.parametrize("border", BORDERS)
-@pytest.mark.parametrize("window", [9, 45])
-def test_dense_is_what_trained_the_weights_to_the_bit(window: int, border: str, cast: bool) -> None:
-    """Two states on a patch of 45 x 45, written as the trainer once had them."""
-    torch.manual_seed(0)
-    inputs = [torch.randn(2, c, 45, 45) for c in (4, 4, 6) * 2]
-    line = torch.arange(45)
-    distance = (line[:, None] - line).abs()
-    if border == "circular":
-        distance = torch.minimum(distance, 45 - distance)
-    near = distance <= window // 2
-    outside = ~(near[:, None, :, None] & near[None, :, None, :]).reshape(2025, 2025)
-    mask = torch.zeros(outside.shape).masked_fill_(outside, -1e30)
-
-    def plainly(
-        query: Tensor, key: Tensor, value: Tensor, prior: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        with torch.autocast("cpu", enabled=False):
-            pairs = query.flatten(2).transpose(1, 2) @ key.flatten(2)
-        if prior is not None:
-            pairs = pairs + prior
-        weights = (pairs + mask).softmax(-1).to(value.dtype)
-        return (value.flatten(2) @ weights.transpose(1, 2)).unflatten(2, (45, 45)), pairs
-
-    results = []
-    spec = AttentionSpec(window, border=border)
-    for old in (True, False):
-        leaves = [t.clone().requires_grad_() for t in inputs]
-        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
-            if old:
-                first, pairs = plainly(*leaves[:3], None)
-                second, _ = plainly(*leaves[3:], pairs)
-            else:
-                first, prior = attend(*leaves[:3], spec, backend="dense")
-                second, _ = attend(*leaves[3:], spec, prior_scores=prior, backend="dense")
-        loss = first.float().square().sum() + second.float().sin().sum()
-        results.append([first, second, *torch.autograd.grad(loss, leaves)])
-    for a, b in zip(*results, strict=True):
-        assert a.dtype == b.dtype and torch.equal(a, b)
-
-
-def test_dense_keeps_large_scores_exact_in_half_precision() -> None:
-    """Trained networks have scores in the hundreds, where bfloat16 has steps of whole units."""
-    torch.manual_seed(0)
-    inputs = [(6 * torch.randn(2, 16, 6, 7)).bfloat16() for _ in range(4)]
-    value, spec = torch.randn(2, 4, 6, 7), AttentionSpec(5)
-
-    def two_states(backend: str, dtype: torch.dtype) -> Tensor:
-        query1, key1, query2, key2 = (t.to(dtype) for t in inputs)
-        values = value.to(dtype)
-        _, prior = attend(query1, key1, values, spec, backend=backend)
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            return attend(query2, key2, values, spec, prior_scores=prior, backend=backend)[0]
-
-    found = two_states("dense", torch.bfloat16).double()
-    wanted = two_states("blocked", torch.float64)
-    assert float((found - wanted).norm() / wanted.norm()) < 1e-2
-
-
-@pytest.mark.filterwarnings("ignore:.*jit.script_method:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # its own
+@pytest.mark.parametrize("backend", FAST_BACKENDS)
 @pytest.mark.parametrize("border", BORDERS)
 @pytest.mark.parametrize("affinity", ["embedded_gaussian", "dot", "euclidean"])
-def test_dense_compiles_without_graph_breaks(affinity: str, border: str) -> None:
+def test_compiles_without_graph_breaks(affinity: str, border: str, backend: str) -> None:
     inputs = make_inputs((2, 3, 4, 5, 7, 5), with_prior=True)
-    spec = AttentionSpec(5, affinity, border)
 
     def network(*inputs: Tensor) -> Tensor:
-        first, prior = attend(*inputs[:3], spec, prior_scores=inputs[3], backend="dense")
-        second, _ = attend(*inputs[:3], spec, prior_scores=prior, backend="dense")
+        spec = AttentionSpec(5, affinity, border)
+        first, prior = attend(*inputs[:3], spec, prior_scores=inputs[3], backend=backend)
+        second, _ = attend(*inputs[:3], spec, prior_scores=prior, backend=backend)
         return first.square().sum() + second.sin().sum()
 
+    torch.compiler.reset()
     traced = torch.compile(network, fullgraph=True, backend="aot_eager")
     wanted = torch.autograd.grad(network(*inputs), inputs)
     torch.testing.assert_close(torch.autograd.grad(traced(*inputs), inputs), wanted)
-
-
-def test_dense_makes_its_mask_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    query, spec = torch.randn(1, 3, 6, 11), AttentionSpec(5)
-    wanted, _ = attend(query, query, query, spec, backend="dense")
-    mask = dense_backend._outside(6, 11, spec, query.device)
-    assert mask is dense_backend._outside(6, 11, spec, query.device)
-    monkeypatch.setattr("torch.minimum", None)
-    monkeypatch.setattr("torch.arange", None)  # what a mask is made of
-    out, _ = attend(query, query, query, spec, backend="dense")
-    assert torch.equal(out, wanted)
-
-
-def test_dense_says_what_it_cannot_do() -> None:
-    wide, spec = torch.zeros(1, 1, 8, 20), AttentionSpec(9, border="circular")
-    assert unsupported("dense", wide, spec) == (
-        "the dense backend cannot wrap a window of 9 over 8 x 20"
-    )
-    assert unsupported("dense", wide, AttentionSpec(9)) is None
-    large = torch.zeros(1, 1, 1, 1).expand(1, 1, 128, 129)
-    assert unsupported("dense", large, AttentionSpec(9)) == (
-        "the dense backend takes up to 16384 pixels, got 128 x 129"
-    )
-    with pytest.raises(ValueError, match="up to 16384 pixels"):
-        neighborhood_attention(large, large, large, 9, backend="dense")
-
-
-# --- memory, limits, refusals -----------------------------------------------------------------------
 
 
 PEAK = """
@@ -536,3 +443,16 @@ def test_unsupported_names_the_reason() -> None:
     assert reason is not None and "int64" in reason
     reason = unsupported("triton", torch.zeros(1, 1, 1, 1), spec)
     assert reason is not None and "triton" in reason
+
+
+LOADED = """
+import sys, torch
+from nlrn.ops import neighborhood_attention
+neighborhood_attention(*torch.rand(3, 1, 2, 5, 7), 3)
+assert not {"triton", "torch._dynamo"} & set(sys.modules)
+"""
+
+
+def test_a_call_on_the_cpu_loads_no_compiler() -> None:
+    """It takes seconds to load, longer than a small image takes."""
+    subprocess.run([sys.executable, "-c", LOADED], check=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from nlrn.batch import Job, Observer
+from nlrn.cli.entry import in_words_of_the_command
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -94,7 +95,7 @@ class Display(Observer):
         if report.failed and report.count > 1:
             typer.echo(f"{len(report.failed)} of {report.count} files failed:", err=True)
         for failure in report.failed:
-            typer.echo(f"error: {failure['error']}", err=True)
+            typer.echo(f"error: {in_words_of_the_command(failure['error'])}", err=True)
         if report.skipped and not self._as_json:
             typer.echo(f"{len(report.skipped)} skipped, their results exist", err=True)
         if self._interrupted:

@@ -49,8 +49,13 @@ def errors_in_one_line() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        typer.echo(f"error: {one_line(error, 1000)}", err=True)
+        typer.echo(f"error: {in_words_of_the_command(one_line(error, 1000))}", err=True)
         raise typer.Exit(2) from error
+
+
+def in_words_of_the_command(message: str) -> str:
+    """A message of the library with the names of flags in place of arguments."""
+    return message.replace("overwrite=True", "--overwrite")
 
 
 def _print_version(wanted: bool) -> None:

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from nlrn.cli.entry import app, errors_in_one_line
+from nlrn.cli.entry import errors_in_one_line
 
 data_app = typer.Typer(help="The image sets for training and tables.")
-app.add_typer(data_app, name="data")
 SHOWN_PROBLEMS = 12  # lines: one for each folder that lacks images, and one for each damaged file
 
 
@@ -44,14 +43,8 @@ def check_data(
     raise typer.Exit(1 if problems else 0)
 
 
-@app.command()
 def train(
-    config: Annotated[
-        str | None, typer.Argument(help="What to train, a .toml file (see configs/).")
-    ] = None,
-    plot: Annotated[
-        str | None, typer.Option(help="Only draw the curves of a run's folder.", metavar="DIR")
-    ] = None,
+    config: Annotated[str, typer.Argument(help="What to train, a .toml file (see configs/).")],
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint in the folder.")
     ] = False,
@@ -63,20 +56,15 @@ def train(
     ] = None,
     out: Annotated[str | None, typer.Option(help="Folder of the run; runs/NAME otherwise.")] = None,
     devices: Annotated[int, typer.Option(help="GPUs, or CPU processes, of each node.")] = 1,
-    nodes: Annotated[int, typer.Option(help="Machines.")] = 1,
+    nodes: Annotated[int, typer.Option(help="Number of machines.")] = 1,
     start_from: Annotated[
         str | None, typer.Option(help="Begin with these weights instead of the config's.")
     ] = None,
 ) -> None:
     """Train a network; a run that was stopped or killed goes on with --resume."""
     with errors_in_one_line():
-        if (config is None) == (plot is None):
-            raise ValueError("give a config to train, or --plot DIR")
         from nlrn import training
 
-        if config is None:
-            typer.echo(training.plot(str(plot)))
-            return
         seconds = None if time_budget is None else training.seconds(time_budget)
         training.run(
             config,

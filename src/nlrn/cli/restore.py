@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nlrn.cli.display import Display
 from nlrn.cli.entry import errors_in_one_line, number
 
 if TYPE_CHECKING:
@@ -74,6 +73,7 @@ def denoise(
     """
     with errors_in_one_line():
         from nlrn import batch
+        from nlrn.cli.display import Display
 
         level = number(sigma, "sigma", "auto")
         side = number(tile, "tile", "auto")
@@ -118,6 +118,7 @@ def upscale(
     """
     with errors_in_one_line():
         from nlrn import batch
+        from nlrn.cli.display import Display
 
         factor = number(scale, "scale", None)
         assert factor is not None

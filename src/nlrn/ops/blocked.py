@@ -23,6 +23,7 @@ from nlrn.ops.correlation import (
     no_second_derivatives,
     plain_scores,
 )
+from nlrn.ops.tracing import constant
 from nlrn.ops.window import masked_score, neighbor_counts
 
 
@@ -105,7 +106,7 @@ def _chunks(geometry: Geometry, like: Tensor, bytes_per_block: int, workspace: i
     return chunks
 
 
-@torch.compiler.assume_constant_result  # what the compiler cannot look into
+@constant
 def _threads() -> int:
     return torch.get_num_threads()
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from nlrn.ops.affinity import AttentionSpec
 from nlrn.ops.correlation import Correlation
-from nlrn.ops.window import kept, masked_score, neighbors
+from nlrn.ops.tracing import kept
+from nlrn.ops.window import masked_score, neighbors
 
 BLOCK = 8  # queries per side of a block; measured on CPUs: 4 and 16 are slower at window 45
 MOST_KEPT = 16  # windows and devices whose tables of indices stay in memory

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from nlrn.ops.affinity import AttentionSpec, distance_as_product
 from nlrn.ops.correlation import Correlation, Request, add_skip, plain_scores
-from nlrn.ops.window import kept, masked_score, neighbor_counts, neighbors, positions
+from nlrn.ops.tracing import kept
+from nlrn.ops.window import masked_score, neighbor_counts, neighbors, positions
 
 MAX_PIXELS = 2**14  # a GiB of scores for each image
 MOST_KEPT = 2  # masks that stay in memory: up to 256 MiB each

@@ -2,41 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import TypeVarTuple
-
 import torch
 from torch import Tensor
 
 from nlrn.ops.affinity import AttentionSpec
-
-Key = TypeVarTuple("Key")
-
-
-def kept(most: int) -> Callable[[Callable[[*Key], Tensor]], Callable[[*Key], Tensor]]:
-    """Computes each tensor once and keeps `most` of them; a tracer's stand-in is not kept."""
-
-    def decorate(make: Callable[[*Key], Tensor]) -> Callable[[*Key], Tensor]:
-        tensors: dict[tuple[*Key], Tensor] = {}
-
-        @wraps(make)
-        def constant(*key: *Key) -> Tensor:
-            if torch.compiler.is_compiling():
-                return make(*key)
-            if key in tensors:
-                return tensors[key]
-            with torch.inference_mode(False):  # it may be needed for gradients later
-                made = make(*key)
-            if type(made) is Tensor:
-                if len(tensors) == most:
-                    tensors.clear()
-                tensors[key] = made
-            return made
-
-        return constant
-
-    return decorate
 
 
 def neighbors(height: int, width: int, spec: AttentionSpec, device: torch.device) -> Tensor:

@@ -22,7 +22,7 @@ class Progress:
         seconds: time of the run in all, with everything, over all interruptions.
         psnr: of the last validation.
         start_from: the weight it began with, empty for none.
-        seen: image sets that the network or one it began with was trained on.
+        training_sets: image sets that the network or one it began with was trained on.
     """
 
     step: int = 0
@@ -32,7 +32,7 @@ class Progress:
     seconds: float = 0.0
     psnr: float | None = None
     start_from: str = ""
-    seen: list[str] = field(default_factory=list)
+    training_sets: list[str] = field(default_factory=list)
 
     def next_stage(self) -> None:
         self.stage, self.stage_step, self.stage_seconds = self.stage + 1, 0, 0.0
@@ -57,6 +57,6 @@ def learning_rate(stage: Stage, progress: Progress) -> float:
     return rate * min(1.0, (progress.stage_step + 1) / (stage.warmup + 1))
 
 
-def average_weight(decay: float, step: int) -> float:
+def ema_alpha(decay: float, step: int) -> float:
     """Weight of the new value in the moving average; young averages follow faster."""
     return 1 - min(decay, (1 + step) / (10 + step))

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from nlrn.ops.affinity import AttentionSpec
 from nlrn.ops.correlation import Correlation, Request, add_skip, plain_scores
-from nlrn.ops.triton import operators  # registers torch.ops.nlrn
+from nlrn.ops.tracing import constant
 from nlrn.ops.triton.launch import INTERPRETED
-from nlrn.ops.triton.layout import plan_for
+from nlrn.ops.triton.layout import MASKED, plan_for
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_EMBED = 256
@@ -43,16 +43,16 @@ def no_kernels(device: torch.device) -> str | None:
     """Says why no Triton kernel can run on the device, or None when it can."""
     if device.type != "cuda" and not INTERPRETED:
         return f"the triton backend needs CUDA tensors, got {device.type}"
-    return _nothing_to_run_on(device)
-
-
-@torch.compiler.assume_constant_result  # so that the compiler need not look into it
-def _nothing_to_run_on(device: torch.device) -> str | None:
     return _missing(device)
 
 
-@functools.lru_cache(maxsize=16)
+@constant
 def _missing(device: torch.device) -> str | None:
+    return _looked_for(device)
+
+
+@functools.lru_cache(maxsize=16)
+def _looked_for(device: torch.device) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     if INTERPRETED:
@@ -103,6 +103,8 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, request: Request
 ) -> tuple[Tensor, Correlation | None]:
     """The contract of `dispatch.attend`, [B, C, H, W] in and out (channels last)."""
+    from nlrn.ops.triton import operators  # noqa: F401 - torch.ops.nlrn; takes seconds to load
+
     if spec.kind.distance:
         query, key = _distance_as_dot(query, key, spec.bandwidth)
     _, embed, height, width = query.shape
@@ -140,7 +142,7 @@ def _packed_prior(
     ):  # fmt: skip
         return prior.packed, True
     plain = plain_scores(prior, query, spec).to(query.dtype).contiguous()
-    return torch.ops.nlrn.pack_scores(plain, operators.MASKED, *shape[2:]), False
+    return torch.ops.nlrn.pack_scores(plain, MASKED, *shape[2:]), False
 
 
 def _distance_as_dot(query: Tensor, key: Tensor, bandwidth: float) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+MASKED = -1.0e30  # score of a masked slot, as in the kernels
 SLOT_ALIGN = 128  # lines of slots are padded to it, so no block of slots crosses into the next one
 
 

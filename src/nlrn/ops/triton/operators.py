@@ -22,8 +22,6 @@ from nlrn.ops.triton.launch import (
 )
 from nlrn.ops.triton.layout import Plan, plan_for
 
-MASKED = -1.0e30  # as in the kernels
-
 
 def _plan_of(query: Tensor, value: Tensor, window: int, circular: bool) -> Plan:
     _, height, width, embed = query.shape
