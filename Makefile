@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data/MANIFEST.json),)
 export NLRN_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test browser test-gpu lint bench-cpu bench-classic bench-gpu clean
+.PHONY: demo test check browser test-gpu lint bench-cpu bench-classic bench-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -17,8 +17,13 @@ demo: $(STAMP)
 test: lint browser
 	$(BIN)/python -m pytest
 
-test-gpu: $(STAMP)
-	$(BIN)/python -m pytest -m gpu
+# A minute and a half: everything but the slow tests.
+check: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+# On a machine that has its own packages nothing is installed: make test-gpu PYTHON_GPU=python3
+test-gpu: $(if $(PYTHON_GPU),,$(STAMP))
+	PYTHONPATH="$(CURDIR)/src" $(or $(PYTHON_GPU),$(BIN)/python) -m pytest -m gpu
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
