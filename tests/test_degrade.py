@@ -134,6 +134,7 @@ def test_small_images_in_exact_arithmetic(shape, scale):
     assert_exact(extreme, scale)
 
 
+@pytest.mark.slow
 @given(
     st.tuples(st.integers(1, 11), st.integers(1, 11)), st.sampled_from(FACTORS), st.integers(0, 99)
 )

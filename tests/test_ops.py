@@ -102,6 +102,7 @@ def test_a_skip_connection_is_added_and_has_gradients(backend: str) -> None:
         attend(*operands, spec, skip=(x, factor[:1]), backend=backend)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("border", BORDERS)
 @pytest.mark.parametrize("affinity", ["embedded_gaussian", "dot", "euclidean"])
 def test_many_blocks_and_a_small_workspace_change_nothing(affinity: str, border: str) -> None:
@@ -335,6 +336,7 @@ def test_second_derivatives_of_blocks_are_an_error(affinity: str) -> None:
         assert torch.equal(actual, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # its own
 @pytest.mark.parametrize("backend", FAST_BACKENDS)
 @pytest.mark.parametrize("border", BORDERS)
@@ -372,6 +374,7 @@ print((peak() - before) / 1024)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 @pytest.mark.parametrize("affinity", ["embedded_gaussian", "dot"])
 def test_temporaries_stay_within_the_workspace(affinity: str) -> None:
@@ -455,6 +458,7 @@ assert not {"triton", "torch._dynamo"} & set(sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_a_call_on_the_cpu_loads_no_compiler() -> None:
     """It takes seconds to load, longer than a small image takes."""
     subprocess.run([sys.executable, "-c", LOADED], check=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 from nlrn.ops import BORDERS, AttentionSpec, attend, dense, neighborhood_attention, unsupported
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cast", [False, True], ids=["plain", "autocast"])
 @pytest.mark.parametrize("border", BORDERS)
 @pytest.mark.parametrize("window", [9, 45])

@@ -272,6 +272,7 @@ def test_bodies_that_are_no_request(server: Server, body: bytes) -> None:
     assert answer.status_code == 422 and answer.json()["error"]
 
 
+@pytest.mark.slow
 def test_no_request_of_the_schema_breaks_the_server(server: Server, photo: str) -> None:
     """schemathesis: what fits the schema, what does not, and ids that are known."""
     document = server.get("/api/openapi.json").json()
@@ -309,6 +310,7 @@ def _cases(operation: schemathesis.APIOperation) -> hypothesis.strategies.Search
     return operation.as_strategy(generation_mode=good) | operation.as_strategy(generation_mode=bad)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_memory_returns(server: Server, tmp_path: Path) -> None:
     images.write(tmp_path / "a.npy", images.Image(np.zeros((160, 190, 3), np.uint16)))
