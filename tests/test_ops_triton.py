@@ -62,8 +62,9 @@ def attend(
     reuse_prior: bool = False,
     skip: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Any]:
+    query, key, value = operands
     return attend_with(
-        *operands, case.spec, prior_scores=prior, keep_correlation=keep_correlation,
+        query, key, value, case.spec, prior_scores=prior, keep_correlation=keep_correlation,
         reuse_prior=reuse_prior, skip=skip, backend="triton",
     )  # fmt: skip
 
@@ -71,7 +72,8 @@ def attend(
 def loops(
     operands: Sequence[Tensor], case: Case, prior: Correlation | Tensor | None
 ) -> tuple[Tensor, Any]:
-    return attend_with(*operands, case.spec, prior_scores=prior, backend="reference")
+    query, key, value = operands
+    return attend_with(query, key, value, case.spec, prior_scores=prior, backend="reference")
 
 
 def random_inputs(case: Case, device: str = "cpu") -> list[Tensor]:

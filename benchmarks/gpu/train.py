@@ -1,4 +1,4 @@
-"""Training for gpu.py: the loop's own step with several operators, and how they converge."""
+"""Training for run.py: the loop's own step with several operators, and how they converge."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import functools
 import time
 from typing import Any
 
-import gpu_flex
-import gpu_infer
+import flex
+import infer
 import numpy as np
 import torch
-from gpu_measure import Report, Setup, Training, milliseconds, peak_gib, profile_of
+from measure import Report, Setup, Training, milliseconds, peak_gib, profile_of
 from torch import Tensor
 
 from nlrn import datasets
 from nlrn.models.nlrn import NonLocal2d, random_network
-from nlrn.ops import neighborhood_attention
+from nlrn.ops import attend
 from nlrn.training import learner
 from nlrn.training.batches import Patches
 from nlrn.training.config import Config, Data, Machine, Stage
@@ -24,7 +24,7 @@ from nlrn.training.step import WARM_STEPS, Step
 WHO = {
     "fused": "ours",
     "dense": "compiled PyTorch, dense",
-    "torch": "torch backend",
+    "blocked": "blocked backend",
     "inlined": "variant: operator in the graph",
 }
 RATE, AVERAGE = 1e-6, 0.01  # of the timed steps
@@ -58,14 +58,14 @@ def make_step(
         setup: where and with which network.
         shape: of the batch.
         operator: "fused"; "inlined", the same within the graph of the compiled cell; "dense"; or
-            "torch", launched kernel by kernel.
+            "blocked", launched kernel by kernel.
         images: to take patches from; noise when None.
         recorded: whether the step becomes a CUDA graph.
         sigma: of the noise on the patches.
         start_from: a trained weight, instead of a random network.
     """
     torch.backends.cudnn.benchmark = True  # as the loop has it
-    fast = operator != "torch"
+    fast = operator != "blocked"
     stage = Stage(
         steps=1, batch=shape.batch, patch=shape.patch, border=shape.border, freeze_norm=True
     )
@@ -77,12 +77,11 @@ def make_step(
     if not start_from:  # the zeros of a new network would be faster than anything real
         learning.model.load_state_dict(random_network(setup.model).state_dict())
     learner.enter_stage(learning, stage, config, is_new=False)
-    if operator in ("torch", "inlined"):
-        backend = "torch" if operator == "torch" else "auto"
-        attend = functools.partial(neighborhood_attention, backend=backend)
+    if operator in ("blocked", "inlined"):
+        backend = "blocked" if operator == "blocked" else "auto"
         for module in learning.model.modules():
             if isinstance(module, NonLocal2d):
-                module.operator = attend
+                module.operator = functools.partial(attend, backend=backend)
     if images is None:
         rng = np.random.default_rng(0)
         images = [rng.integers(0, 256, (100, 120), dtype=np.uint8) for _ in range(20)]
@@ -101,12 +100,12 @@ def warm_step(step: Step, patches: Patches, shape: Training) -> list[tuple[Tenso
 
 def train(setup: Setup, report: Report, _: str | None) -> None:
     """The bars' step first, then the other shape, then what they are compared with."""
-    for operator in ("fused", "dense", "torch"):
+    for operator in ("fused", "dense", "blocked"):
         for number, shape in enumerate(setup.training):
             arguments = (setup, report, shape, operator, "main" if number == 0 else "other")
             report.attempt(f"{operator} {shape}", time_step, *arguments, needs=15.0)
     for shape in setup.training:
-        report.attempt(f"FlexAttention {shape}", flex, setup, report, shape, needs=20.0)
+        report.attempt(f"FlexAttention {shape}", with_flex, setup, report, shape, needs=20.0)
     arguments = (setup, report, setup.training[0], "inlined", "variant")
     report.attempt("operator in the graph", time_step, *arguments, needs=25.0)
 
@@ -119,7 +118,7 @@ def time_step(setup: Setup, report: Report, shape: Training, operator: str, role
     step, patches = make_step(setup, shape, operator)
     batches = warm_step(step, patches, shape)
     ready = time.perf_counter() - begin
-    most, many = (3, 2) if operator == "torch" else (60, 20)
+    most, many = (3, 2) if operator == "blocked" else (60, 20)
     one = functools.partial(step, *batches[0], RATE, AVERAGE)
     ms = milliseconds(one, setup, seconds=1.0, most=most)
 
@@ -135,8 +134,8 @@ def time_step(setup: Setup, report: Report, shape: Training, operator: str, role
                compiled=step._compiled, ready_s=ready, loss=step.take()[0], role=role)  # fmt: skip
 
 
-def flex(setup: Setup, report: Report, shape: Training) -> None:
-    states = gpu_flex.training(setup, shape)
+def with_flex(setup: Setup, report: Report, shape: Training) -> None:
+    states = flex.training(setup, shape)
     peak, ms = peak_gib(states, setup), milliseconds(states, setup)
     flop = 3 * setup.attention_flop(shape.batch * shape.patch**2)
     note = "attention of all states alone, forward and backward, without propagation"
@@ -205,5 +204,5 @@ def profile(setup: Setup, report: Report, _: str | None) -> None:
         one = functools.partial(step, *batches[0], RATE, AVERAGE)
         profile_of(setup, report, "training step", one)
 
-    report.attempt("profile inference", gpu_infer.profile, setup, report)
+    report.attempt("profile inference", infer.profile, setup, report)
     report.attempt("profile training", step_profile, needs=15.0)

@@ -1,4 +1,4 @@
-"""Inference for gpu.py: whole images, the parts of a state, and what it is compared with."""
+"""Inference for run.py: whole images, the parts of a state, and what it is compared with."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import gpu_flex
+import flex
 import torch
 import torch.nn.functional as F
-from gpu_measure import (
+from measure import (
     Report,
     Setup,
     milliseconds,
@@ -30,7 +30,7 @@ from nlrn.inference.tiles import network_memory
 from nlrn.models import nlrn_inference as folded
 from nlrn.models.nlrn import random_network
 from nlrn.models.nlrn_inference import FoldedNLRN
-from nlrn.ops import neighborhood_attention
+from nlrn.ops import attend
 
 Size = tuple[int, int]
 
@@ -55,11 +55,11 @@ def infer(setup: Setup, report: Report, _: str | None) -> None:
     if setup.on_gpu:
         report.attempt("first call", first_call, report, needs=20.0)
     for size in sizes.values():
-        report.attempt(f"torch backend {size}", with_torch, setup, report, network, size)
+        report.attempt(f"blocked backend {size}", with_blocks, setup, report, network, size)
     note = "cannot: the scores of all pairs of pixels take 137 GB a state; patches only, see train"
     report.row(section="inference", what="512x512", who="compiled PyTorch, dense", note=note)
     for size in sizes.values():
-        report.attempt(f"FlexAttention {size}", flex, setup, report, size, needs=20.0)
+        report.attempt(f"FlexAttention {size}", with_flex, setup, report, size, needs=20.0)
 
 
 def row(
@@ -179,7 +179,7 @@ def parts(setup: Setup, report: Report, network: FoldedNLRN) -> None:
     project = 2.0 * m * (m + 2 * model.embed) * pixels
     _, correlation = network._attend(x, None, state, module, 0)
 
-    def attend() -> None:
+    def attended() -> None:
         nonlocal correlation  # each call uses the last one's up
         _, correlation = network._attend(x, correlation, state, module, 0)
 
@@ -191,7 +191,7 @@ def parts(setup: Setup, report: Report, network: FoldedNLRN) -> None:
             project,
         ),
         "projection, attention, skip": (
-            attend,
+            attended,
             scores + each * (5 * m + 4 * model.embed),
             setup.attention_flop(pixels) / model.steps + project,
         ),
@@ -288,20 +288,19 @@ def first_call(report: Report) -> None:
 # --- Others ---------------------------------------------------------------------------------------
 
 
-def with_torch(setup: Setup, report: Report, network: FoldedNLRN, size: Size) -> None:
-    attend = functools.partial(neighborhood_attention, backend="torch")
-    with setting(folded, "neighborhood_attention", attend):
+def with_blocks(setup: Setup, report: Report, network: FoldedNLRN, size: Size) -> None:
+    with setting(folded, "attend", functools.partial(attend, backend="blocked")):
         run = functools.partial(network, image_of(network, size))
         begin = time.perf_counter()
         peak = peak_gib(run, setup)
         if time.perf_counter() - begin > 8:
             raise TimeoutError("a run takes more than 8 s")
         ms = milliseconds(run, setup, seconds=0.5, most=3)
-    row(setup, report, size, "torch backend", ms, peak_gib=peak)
+    row(setup, report, size, "blocked backend", ms, peak_gib=peak)
 
 
-def flex(setup: Setup, report: Report, size: Size) -> None:
-    states, error = gpu_flex.inference(setup, size)
+def with_flex(setup: Setup, report: Report, size: Size) -> None:
+    states, error = flex.inference(setup, size)
     peak, ms = peak_gib(states, setup), milliseconds(states, setup)
     flop = setup.attention_flop(size[0] * size[1])
     note = f"attention of all states alone, without propagation; error {error:.1e}"
