@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from nlrn.degrade import add_noise
-from nlrn.restoration.denoise import CLASSIC
+from nlrn.restoration.denoiser import CLASSIC
 
 SIGMA = 25
 SIZES = (256, 512)

@@ -12,17 +12,18 @@ import argparse
 import warnings
 
 import numpy as np
+import torch
 
 import nlrn
-from nlrn import datasets, weights
+from nlrn import datasets, metrics, weights
 from nlrn.classic import denoise_bm3d
 from nlrn.degrade import add_noise
-from nlrn.restoration.denoise import choose_weight
+from nlrn.restoration.denoiser import choose_weight
 
 CROP, EVERY = 128, 3  # pixels; every third image
 
 
-def neighbours(sigma: float) -> list[tuple[str, float]]:
+def neighbors(sigma: float) -> list[tuple[str, float]]:
     """The models of the package next below and next above a noise level, with their own levels."""
     trained = sorted((e.sigma, e.name) for e in weights.manifest().values() if e.sigma is not None)
     below = [(name, level) for level, name in trained if level < sigma]
@@ -31,9 +32,9 @@ def neighbours(sigma: float) -> list[tuple[str, float]]:
 
 
 def psnr(results: list[np.ndarray], truth: list[np.ndarray]) -> float:
-    """Mean in dB."""
-    pairs = zip(results, truth, strict=True)
-    return float(np.mean([-10 * np.log10(np.mean((r.clip(0, 1) - t) ** 2)) for r, t in pairs]))
+    """Mean in dB of images [H, W] of one size, clipped and not rounded."""
+    batches = (torch.from_numpy(np.stack(x).clip(0, 1))[:, None] for x in (results, truth))
+    return float(metrics.psnr(*batches, border=0, quantize=False).mean())
 
 
 def main() -> None:
@@ -46,7 +47,7 @@ def main() -> None:
     options = parser.parse_args()
     settings = nlrn.Settings(dtype=options.dtype, device=options.device)
     files = datasets.training_files("bsd300-validation", datasets.find_root(options.data))[::EVERY]
-    crops = {file.stem: datasets.centre_crop(datasets.read_gray(file), CROP) for file in files}
+    crops = {file.stem: datasets.center_crop(datasets.read_gray(file), CROP) for file in files}
     clean = {name: crop / 255 for name, crop in crops.items() if crop is not None}
     warnings.simplefilter("ignore")  # that noise is weak: the figures say it
     print(f"{len(clean)} crops of {CROP} x {CROP}")
@@ -58,7 +59,7 @@ def main() -> None:
         found.append(f"BM3D {psnr(bm3d, truth):.2f}")
         ours = [nlrn.denoise(image, sigma, settings=settings) for image in noisy]
         found.append(f"nlrn {psnr(ours, truth):.2f} ({choose_weight(sigma)})")
-        for name, level in neighbours(sigma):
+        for name, level in neighbors(sigma):
             as_it_is = [nlrn.denoise(x, level, model=name, settings=settings) for x in noisy]
             found.append(f"{name} as it is {psnr(as_it_is, truth):.2f}")
         print(f"sigma {sigma:g}: " + ", ".join(found), flush=True)

@@ -29,7 +29,7 @@ def image_of(file: Path, image_set: str) -> np.ndarray:
     gray = datasets.read_gray(file)
     if image_set != "Urban100":
         return gray
-    centre = datasets.centre_crop(gray, CENTRE)
+    centre = datasets.center_crop(gray, CENTRE)
     assert centre is not None, f"{file} is smaller than {CENTRE}"
     return centre
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import skimage.data
+import torch
 from PIL import Image, ImageDraw
 
-from nlrn import classic, images
+from nlrn import classic, images, metrics
 from nlrn.degrade import add_noise, rgb2gray
 
 SIGMA = 25
@@ -23,9 +24,9 @@ METHODS = {
 
 
 def psnr(image: np.ndarray, truth: np.ndarray) -> float:
-    """PSNR in dB of values in [0, 1], after clipping and rounding to 8 bits."""
-    eight_bit = images.to_float(images.from_float(image, np.uint8))
-    return float(-10 * np.log10(np.mean((eight_bit - truth) ** 2)))
+    """PSNR in dB of values [H, W] in [0, 1], after clipping and rounding to 8 bits."""
+    tensors = (torch.from_numpy(x)[None, None] for x in (image, truth))
+    return float(metrics.psnr(*tensors, border=0, quantize=True))
 
 
 def panel(name: str, image: np.ndarray, truth: np.ndarray) -> Image.Image:

@@ -10,17 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import skimage.data
+import torch
 
 import nlrn
-from nlrn import images
+from nlrn import images, metrics
 
 SIGMA = 25
 
 
 def psnr(image: np.ndarray, truth: np.ndarray) -> float:
-    """PSNR in dB of values in [0, 1], after clipping and rounding to 8 bits."""
-    eight_bit = images.to_float(images.from_float(image, np.uint8))
-    return float(-10 * np.log10(np.mean((eight_bit - truth) ** 2)))
+    """PSNR in dB of values [H, W] in [0, 1], after clipping and rounding to 8 bits."""
+    tensors = (torch.from_numpy(x)[None, None] for x in (image, truth))
+    return float(metrics.psnr(*tensors, border=0, quantize=True))
 
 
 def main(folder: Path) -> None:

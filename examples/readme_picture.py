@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import skimage.data
+import torch
 from PIL import Image, ImageDraw
 
 import nlrn
-from nlrn import images
+from nlrn import images, metrics
 
 SIGMA, GAP, BAR = 25, 6, 22
 
@@ -25,7 +26,9 @@ def labelled(panel: np.ndarray, text: str) -> Image.Image:
 
 
 def psnr(image: np.ndarray, truth: np.ndarray) -> float:
-    return float(10 * np.log10(255**2 / np.mean((image.astype(float) - truth) ** 2)))
+    """PSNR in dB of 8-bit images [H, W] or [H, W, 3]."""
+    tensors = (torch.from_numpy(np.atleast_3d(x).copy())[None] for x in (image, truth))
+    return float(metrics.psnr(*tensors, border=0, quantize=True))
 
 
 def rows() -> list[list[Image.Image]]:

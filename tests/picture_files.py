@@ -74,8 +74,8 @@ def png_chunk(name: bytes, payload: bytes) -> bytes:
     return struct.pack(">I", len(payload)) + name + payload + struct.pack(">I", crc)
 
 
-def png(width: int, height: int, depth: int, colour: int, rows: bytes, *extra: bytes) -> bytes:
-    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+def png(width: int, height: int, depth: int, color: int, rows: bytes, *extra: bytes) -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
     body = [png_chunk(b"IHDR", header), *extra, png_chunk(b"IDAT", zlib.compress(rows))]
     return b"\x89PNG\r\n\x1a\n" + b"".join(body) + png_chunk(b"IEND", b"")
 

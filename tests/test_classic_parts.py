@@ -144,12 +144,12 @@ def test_shrinkage_by_products_is_that_by_eigenvectors(
     every = patches.extract(image, 7)
     found = patches.match(every, 40, 31, 60)
     group = every.flatten(0, 1)[found.index]
-    centred = group - group.mean(dim=1, keepdim=True)
-    gram = torch.cat([centred.mT @ centred, torch.zeros(1, 49, 49)])  # a constant group too
+    centered = group - group.mean(dim=1, keepdim=True)
+    gram = torch.cat([centered.mT @ centered, torch.zeros(1, 49, 49)])  # a constant group too
     for limit in (80 * (noise / 255) ** 2, 1e-9, 0.0):
         limits = torch.full((len(gram),), limit)
         exact = spectral.by_eigenvectors(gram.double(), limits.double())
-        clean = [centred @ m[:-1] for m in (exact.float(), spectral.by_products(gram, limits))]
+        clean = [centered @ m[:-1] for m in (exact.float(), spectral.by_products(gram, limits))]
         assert (clean[0] - clean[1]).square().mean().sqrt() < 1e-4
         assert torch.isfinite(spectral.by_products(gram, limits)).all()
 
@@ -171,7 +171,7 @@ def test_wnnm_is_better_than_bm3d(photograph: np.ndarray) -> None:
     assert 0 < gained < 1
 
 
-def test_bm3d_in_colour_gains_from_the_luminance() -> None:
+def test_bm3d_in_color_gains_from_the_luminance() -> None:
     clean = photographs.astronaut()[:80, 150:246] / 255
     noisy = add_noise(clean, 25, 0, "astronaut")
     together = denoise_bm3d(noisy, 25)

@@ -15,18 +15,21 @@ from training_runs import make_root
 from typer.testing import CliRunner, Result
 
 from nlrn import cli, datasets, degrade, weights
-from nlrn.datasets import DataError
+from nlrn.cli import research
+from nlrn.datasets import DataError, own
 
 REAL = Path(os.environ.get("NLRN_DATA", "/nowhere"))
 with_real_data = pytest.mark.skipif(not REAL.is_dir(), reason="NLRN_DATA names no data root")
 COUNTS = {
-    "Set5": 5, "Set12": 12, "Set14": 14, "BSD68": 68, "BSD100": 100, "BSD200": 200,
-    "Urban100": 100, "bsd400": 400, "bsd300": 300, "sr291": 291,
+    "Set5": 5, "Set12": 12, "Set14": 14, "S14": 14, "BSD68": 68, "CBSD68": 68, "BSD100": 100,
+    "BSD200": 200, "Urban100": 100, "Kodak24": 24, "PolyU": 200, "bsd400": 400, "bsd300": 300,
+    "sr291": 291, "cc0": 68,
     "bsd400-validation": 32, "bsd300-validation": 91, "sr-validation": 200,
 }  # fmt: skip
 # training set -> the validation and test sets of its models
 TASKS = {
-    "bsd400": ("bsd400-validation", ("Set12", "BSD68", "Urban100")),
+    "bsd400": ("bsd400-validation", ("Set12", "BSD68", "CBSD68", "Urban100", "Kodak24", "PolyU")),
+    "cc0": ("bsd400-validation", ("Set12", "S14", "BSD68", "CBSD68", "Kodak24", "PolyU")),
     "bsd300": ("bsd300-validation", ("Set14", "BSD200", "Urban100")),
     "sr291": ("sr-validation", ("Set5", "Set14", "BSD100", "Urban100")),
 }
@@ -54,9 +57,8 @@ def nlrn_check(root: Path, *more: str) -> Result:
 
 def test_counts_of_the_published_sets() -> None:
     assert {name: len(datasets.published(name)) for name in COUNTS} == COUNTS
-    assert set(COUNTS) == set(datasets.SETS) - set(
-        datasets.manifest()
-    )  # the rest are single folders
+    single_folders = {"bsds500/train", "bsds500/test", "bsds500/val", "t91"}
+    assert set(COUNTS) == set(datasets.SETS) - single_folders
     assert set(datasets.TEST_SETS) < set(COUNTS)
     hashes = [sha256 for files in datasets.manifest().values() for sha256 in files.values()]
     assert all(len(bytes.fromhex(sha256)) == 32 for sha256 in hashes)
@@ -91,13 +93,27 @@ def test_nothing_is_trained_validated_and_tested_on(train: str) -> None:
 def test_bsd68_is_known_to_come_from_val() -> None:
     assert not datasets.origins("BSD68").isdisjoint(datasets.origins("bsd300"))
     assert datasets.origins("bsd68").isdisjoint(datasets.origins("bsd400"))
+    assert not datasets.origins("CBSD68").isdisjoint(datasets.origins("bsd300"))
+    assert not datasets.origins("CBSD68").isdisjoint(datasets.origins("BSD68"))
+
+
+def test_color_bsd68_is_what_validation_leaves() -> None:
+    tested, chosen_on = (set(datasets.published(n)) for n in ("CBSD68", "bsd400-validation"))
+    assert tested.isdisjoint(chosen_on)
+    assert tested | chosen_on == set(datasets.published("bsds500/val"))
+
+
+def test_no_test_set_is_offered_for_training() -> None:
+    test_folders = {f for name in datasets.TEST_SETS for f in datasets.folders(name)}
+    assert test_folders >= {"s14", "kodak24", "polyu"} and "cc0" not in test_folders
+    assert set(datasets.TRAINING_SETS).isdisjoint(datasets.TEST_SETS)
 
 
 @pytest.mark.parametrize("name", weights.manifest())
 def test_no_weight_is_reported_on_what_it_has_seen(name: str) -> None:
-    entry = weights.manifest()[name]
-    seen = frozenset().union(*[datasets.origins(part) for part in entry.data])
-    tests = {test.split()[0] for test, _ in entry.psnr}  # a scale may follow: Set5 x2
+    card = weights.manifest()[name].card
+    seen = frozenset().union(*[datasets.origins(part) for part in card.training_sets])
+    tests = {test.split()[0] for test in card.psnr}  # a scale may follow: Set5 x2
     assert seen and tests and all(seen.isdisjoint(datasets.origins(test)) for test in tests)
 
 
@@ -152,7 +168,7 @@ def test_training_takes_the_images_that_are_there(tmp_path: Path) -> None:
 
 def test_a_wrong_root_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NLRN_DATA", raising=False)
-    with pytest.raises(DataError, match="name one with --data, or set NLRN_DATA"):
+    with pytest.raises(DataError, match="name the folder of the image sets, or set NLRN_DATA"):
         datasets.find_root(None)
     with pytest.raises(DataError, match="none: the data root is not a folder"):
         datasets.find_root(tmp_path / "none")
@@ -209,8 +225,8 @@ def test_check_shows_a_few_lines(root: Path) -> None:
     for file in root.rglob("*.png"):
         file.write_bytes(b"")
     lines = nlrn_check(root).stderr.splitlines()
-    assert len(lines) == cli.SHOWN_PROBLEMS + 1
-    assert lines[-1] == f"error: and {27 - cli.SHOWN_PROBLEMS} more (see --json)"
+    assert len(lines) == research.SHOWN_PROBLEMS + 1
+    assert lines[-1] == f"error: and {39 - research.SHOWN_PROBLEMS} more (see --json)"
 
 
 def test_check_of_a_wrong_root_is_one_line(tmp_path: Path) -> None:
@@ -231,6 +247,29 @@ def test_gray_stays_gray(tmp_path: Path) -> None:
     gray = np.arange(15, dtype=np.uint8).reshape(3, 5)
     Image.fromarray(gray).save(tmp_path / "x.png")
     np.testing.assert_array_equal(datasets.read_gray(tmp_path / "x.png"), gray)
+    rgb = datasets.read_rgb(tmp_path / "x.png")
+    assert rgb.shape == (3, 5, 3) and all((rgb[..., c] == gray).all() for c in range(3))
+
+
+def test_color_stays_color(tmp_path: Path) -> None:
+    color = np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
+    Image.fromarray(color).save(tmp_path / "x.png")
+    np.testing.assert_array_equal(datasets.read_rgb(tmp_path / "x.png"), color)
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_sixteen_bits_are_scaled_and_not_clipped_to_white(suffix: str, tmp_path: Path) -> None:
+    gray = np.arange(0, 256, dtype=np.uint16).reshape(8, 32)
+    Image.fromarray(gray * 257).save(tmp_path / f"x.{suffix}")
+    np.testing.assert_array_equal(datasets.read_gray(tmp_path / f"x.{suffix}"), gray)
+    Image.fromarray(gray * 257 + np.uint16(100) * (gray < 255)).save(tmp_path / f"y.{suffix}")
+    np.testing.assert_array_equal(datasets.read_gray(tmp_path / f"y.{suffix}"), gray)
+
+
+def test_values_of_unknown_range_are_refused(tmp_path: Path) -> None:
+    Image.fromarray(np.ones((4, 5), np.float32)).save(tmp_path / "x.tif")
+    with pytest.raises(DataError, match=r"x\.tif: .*floating-point values"):
+        datasets.read_gray(tmp_path / "x.tif")
 
 
 def test_every_scale_is_an_image_of_its_own() -> None:
@@ -239,13 +278,71 @@ def test_every_scale_is_an_image_of_its_own() -> None:
     assert [image.shape for image in found] == [(40, 60), (30, 20), (28, 42), (21, 14)]
     assert [int(image.mean()) for image in found] == [7, 9, 7, 9]
     assert found[0] is images[0]
+    color = np.full((40, 60, 3), (7, 8, 9), np.uint8)
+    smaller = datasets.rescaled([color], (0.5,))[0]
+    assert smaller.shape == (20, 30, 3) and smaller[4, 5].tolist() == [7, 8, 9]
 
 
-def test_centre_crop() -> None:
+def test_center_crop() -> None:
     image = np.arange(35, dtype=np.uint8).reshape(5, 7)
-    crop = datasets.centre_crop(image, 3)
+    crop = datasets.center_crop(image, 3)
     assert crop is not None and crop.tolist() == image[1:4, 2:5].tolist()
-    assert datasets.centre_crop(image, 6) is None
+    assert datasets.center_crop(image, 6) is None
+
+
+# --- images of one's own ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """40 images in two folders, and what is none."""
+    for number in range(40):
+        file = tmp_path / "pictures" / ("a" if number % 2 else "b/c") / f"{number}.JPG"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (5, 4), number).save(file, format="PNG")
+    (tmp_path / "pictures" / "notes.txt").write_text("no image")
+    hidden = tmp_path / "pictures" / ".thumbnails"
+    hidden.mkdir()
+    Image.new("L", (5, 4)).save(hidden / "41.png")
+    return tmp_path / "pictures"
+
+
+def test_all_images_of_a_folder_are_found(pictures: Path) -> None:
+    found = own.files(pictures)
+    assert len(found) == 40 and found == sorted(found)
+    (pictures / "empty").mkdir()
+    with pytest.raises(DataError, match=r"empty: no images \(\.png, "):
+        own.files(pictures / "empty")
+
+
+def test_a_part_is_held_out_by_name(pictures: Path) -> None:
+    files = own.files(pictures)
+    train, held = own.split(files, 0.25)
+    assert set(train).isdisjoint(held) and sorted(train + held) == files
+    assert 4 <= len(held) <= 16
+    shutil.copytree(pictures, pictures.with_name("elsewhere"))
+    again = own.split(own.files(pictures.with_name("elsewhere")), 0.25)[1]
+    assert {file.name for file in again} == {file.name for file in held}
+    fewer = own.split([file for file in files if file != train[0]], 0.25)
+    assert fewer[1] == held  # what is held out does not depend on the others
+    twin = held[0].with_suffix(".png")
+    assert twin in own.split([*files, twin], 0.25)[1]  # the same picture in another format
+
+
+def test_at_least_one_image_is_held_out_and_one_is_left(pictures: Path) -> None:
+    files = own.files(pictures)
+    train, held = own.split(files, 1e-9)
+    assert len(held) == 1 and len(train) == 39
+    with pytest.raises(DataError, match="a single image cannot be trained and validated on"):
+        own.split(files[:1], 0.5)
+    with pytest.raises(DataError, match=r"held_out 0\.999 leaves nothing to train on"):
+        own.split(files[:2], 0.999)
+
+
+def test_published_images_are_known_by_folder_and_name() -> None:
+    assert datasets.published_folder(Path("/x/bsds500/val/101085.jpg")) == "bsds500/val"
+    assert datasets.published_folder(Path("/x/kodak24/kodim01.webp")) == "kodak24"
+    assert datasets.published_folder(Path("/x/holiday/101085.jpg")) == ""
 
 
 def test_a_file_that_is_no_image_is_one_line(tmp_path: Path) -> None:
@@ -291,7 +388,7 @@ def test_a_flipped_bit_in_set5_is_found(tmp_path: Path) -> None:
 
 
 @with_real_data
-@pytest.mark.parametrize("folder", ["set5", "set12", "set14", "urban100", "t91"])
+@pytest.mark.parametrize("folder", ["set5", "set12", "set14", "urban100", "t91", "s14", "kodak24"])
 def test_pixels_are_those_of_the_source(folder: str) -> None:
     for entry in published_manifest()[folder][:5]:
         pixels = datasets.read_image(REAL / folder / entry["file"])
@@ -304,6 +401,17 @@ def test_validation_images_are_those_the_manifest_does_not_list_in_bsd68() -> No
     tested = {file["same_as"] for file in sets["bsd68"]}
     rest = {file["file"] for file in sets["bsds500/val"]} - {Path(name).name for name in tested}
     assert {Path(name).stem for name in rest} == set(datasets.VAL_NOT_IN_BSD68)
+
+
+@with_real_data
+def test_every_noisy_image_has_its_reference() -> None:
+    pairs = datasets.image_pairs("polyu", REAL)
+    assert len(pairs) == 100
+    kinds = {file["file"]: file["kind"] for file in published_manifest()["polyu"]}
+    assert {kinds[clean.name] for _, clean in pairs} == {"reference"}
+    assert all(noisy.is_file() and clean.is_file() for noisy, clean in pairs)
+    with pytest.raises(DataError, match="Set12 is no set of pairs; those are PolyU"):
+        datasets.image_pairs("Set12", REAL)
 
 
 @with_real_data

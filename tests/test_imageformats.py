@@ -55,7 +55,7 @@ def test_png_of_few_bits_becomes_8_bit_gray(
     assert after.pixels.tolist() == [expected]
 
 
-def test_16_bit_transparent_colour_becomes_alpha(tmp_path: Path) -> None:
+def test_16_bit_transparent_color_becomes_alpha(tmp_path: Path) -> None:
     rows = b"\0" + struct.pack(">3H", 1, 300, 65535)
     key = png_chunk(b"tRNS", struct.pack(">H", 300))
     after = read_bytes(tmp_path, ".png", png(3, 1, 16, 0, rows, key))
@@ -133,10 +133,10 @@ def test_tiff_with_jpeg_inside_and_with_palette(tmp_path: Path) -> None:
     flat = np.full((HEIGHT, WIDTH, 3), (200, 100, 50), np.uint8)
     jpeg = read_bytes(tmp_path, ".tif", pillow_bytes(flat, "TIFF", compression="jpeg"))
     assert np.abs(jpeg.pixels.astype(int) - flat).max() <= 4
-    colours = samples("uint16", 3, 1, 256)[0].T & 0xFF00  # [3, 256]
-    data = tiff_bytes(samples("uint8", 1), photometric="palette", colormap=colours)
+    colors = samples("uint16", 3, 1, 256)[0].T & 0xFF00  # [3, 256]
+    data = tiff_bytes(samples("uint8", 1), photometric="palette", colormap=colors)
     after = read_bytes(tmp_path, ".tif", data)
-    np.testing.assert_array_equal(after.pixels, (colours.T >> 8)[samples("uint8", 1)])
+    np.testing.assert_array_equal(after.pixels, (colors.T >> 8)[samples("uint8", 1)])
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])

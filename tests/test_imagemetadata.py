@@ -177,9 +177,9 @@ def oriented(suffix: str, dtype: str, orientation: int, array: Any) -> bytes:
         )
     if dtype == "uint16":
         rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in array)
-        colour = 6 if array.shape[2] == 4 else 2
+        color = 6 if array.shape[2] == 4 else 2
         size = array.shape[1], array.shape[0]
-        return png(*size, 16, colour, rows, png_chunk(b"eXIf", exif))
+        return png(*size, 16, color, rows, png_chunk(b"eXIf", exif))
     options: dict[str, Any] = {"lossless": True, "exact": True} if suffix == ".webp" else {}
     name = {".png": "PNG", ".webp": "WEBP", ".jpg": "JPEG"}[suffix]
     return pillow_bytes(array, name, exif=b"Exif\0\0" + exif, **options)

@@ -23,8 +23,7 @@ from picture_files import (
 )
 
 from nlrn import images
-from nlrn.images import Image, ImageError
-from nlrn.images import formats as imageformats
+from nlrn.images import ExistsError, Image, ImageError, formats
 
 # What each lossless format can hold, with what comes back: (suffix, dtype, channels).
 LOSSLESS = [
@@ -102,7 +101,7 @@ def test_opaque_webp_comes_back_without_alpha(tmp_path: Path) -> None:
     assert_same(Image(before.pixels), images.read(tmp_path / "a.webp"))
 
 
-def test_colour_under_transparent_pixels_survives(tmp_path: Path) -> None:
+def test_color_under_transparent_pixels_survives(tmp_path: Path) -> None:
     before = Image(samples("uint8", 3), np.zeros((HEIGHT, WIDTH), np.uint8))
     for suffix in (".png", ".webp", ".tif"):
         images.write(tmp_path / f"a{suffix}", before)
@@ -165,7 +164,7 @@ def test_size_beyond_a_format(tmp_path: Path) -> None:
 def test_existing_file_is_kept_unless_asked(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     images.write(path, image("uint8", 3))
-    with pytest.raises(ImageError, match="exists already"):
+    with pytest.raises(ExistsError, match="exists already; overwrite=True replaces it"):
         images.write(path, image("uint16", 3))
     assert_same(image("uint8", 3), images.read(path))
     images.write(path, image("uint16", 3), overwrite=True)
@@ -199,13 +198,13 @@ def test_a_name_taken_in_the_meantime_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.png"
-    encode = imageformats.encode
+    encode = formats.encode
 
     def slow(name: str, decoded: Any, quality: int) -> bytes:
         path.write_bytes(b"another program's")
         return encode(name, decoded, quality)
 
-    monkeypatch.setattr(imageformats, "encode", slow)
+    monkeypatch.setattr(formats, "encode", slow)
     with pytest.raises(ImageError, match="exists already"):
         images.write(path, image())
     assert path.read_bytes() == b"another program's"

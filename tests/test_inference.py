@@ -8,20 +8,32 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from nlrn import hardware
-from nlrn.inference import engine as inference
-from nlrn.inference import tiles
-from nlrn.inference.engine import planned_pixels, restore, restore_patches, seconds_per_pixel
-from nlrn.inference.tiles import exact_halo, network_memory, plan
+from nlrn.inference import Engine, Settings, engine, overlap, tiles
+from nlrn.inference.tiles import plan
 from nlrn.models.nlrn import CONFIGS, NLRN, NLRNConfig, random_network
+from nlrn.models.nlrn_inference import NLRNInference
 from nlrn.ops import attend
+from nlrn.progress import Progress
 
 SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=3, channels=8, embed=4)
+CPU = torch.device("cpu")
+
+
+def restore(network: NLRN, image: Tensor, progress: Progress | None = None, **how: Any) -> Tensor:
+    return Engine(network, Settings(**how))(image, progress)
+
+
+def restore_patches(
+    network: NLRN, image: Tensor, views: int = 1, device: str = "auto", **how: Any
+) -> Tensor:
+    return overlap.restore_patches(network, image, Settings(views=views, device=device), **how)
 
 
 def strong_network(config: NLRNConfig = SMALL) -> NLRN:
@@ -44,19 +56,19 @@ def test_exact_tiles_equal_the_whole_image(name: str, size: tuple[int, int]) -> 
     model, image = strong_network(config), picture(1, 1, *size)
     whole = restore(model, image, tile=0)
     tiled = restore(model, image, tile=24, exact=True)
-    assert len(plan(config, size, 24, True, torch.float32, 0)) > 1
+    assert len(plan(model, size, 24, True, torch.float32, 0)) > 1
     torch.testing.assert_close(tiled, whole, rtol=0, atol=1e-5)
 
 
 def test_the_exact_halo_is_the_smallest() -> None:
-    assert exact_halo(NLRNConfig()) == 290
+    assert NLRNConfig().halo == 290
     model, image = strong_network().double(), picture(1, 1, 1, 80)
-    halo, column = exact_halo(SMALL), 40
-    base = inference.FoldedNLRN(model, torch.float64)(image.double())
+    halo, column = SMALL.halo, 40
+    base = model.for_inference(torch.float64)(image.double())
     for distance, changes in ((halo, True), (halo + 1, False)):
         other = image.clone()
         other[..., column + distance] += 0.5
-        moved = inference.FoldedNLRN(model, torch.float64)(other.double())
+        moved = model.for_inference(torch.float64)(other.double())
         difference = (moved - base)[..., column].abs().max().item()
         assert (difference > 0) == changes, (distance, difference)
 
@@ -71,7 +83,7 @@ def test_default_tiles_leave_no_seam() -> None:
     assert (tiled - whole).abs().max() < 0.02 * change
 
 
-def test_neighbouring_tiles_are_cross_faded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighboring_tiles_are_blended(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a halo far too small tiles disagree; where they meet, nothing may jump."""
     image = picture(1, 1, 40, 120)
     model = strong_network(dataclasses.replace(SMALL, window=45))
@@ -83,7 +95,7 @@ def test_neighbouring_tiles_are_cross_faded(monkeypatch: pytest.MonkeyPatch) -> 
         return (error[..., 60] - error[..., 59]).abs().mean().item()
 
     faded = jump()
-    monkeypatch.setattr(tiles, "FADE", 0)
+    monkeypatch.setattr(tiles, "BLEND", 0)
     assert faded < 0.5 * jump()
 
 
@@ -104,12 +116,12 @@ def test_a_restoration_holds_one_copy_of_the_scores(monkeypatch: pytest.MonkeyPa
 
 def test_tiles_cover_every_pixel_once() -> None:
     for size, tile in [((50, 61), 16), ((17, 100), 17), ((1, 40), 8), ((33, 33), 1)]:
-        cut = plan(SMALL, size, tile, False, torch.float32, 0)
+        cut = plan(NLRN(SMALL), size, tile, False, torch.float32, 0)
         covered = torch.zeros(size)
         blended = torch.zeros(1, *size)
         for t in cut:
-            covered[t.core] += 1
-            seen = torch.ones(1, *(s.stop - s.start for s in t.seen))
+            covered[t.output] += 1
+            seen = torch.ones(1, *(s.stop - s.start for s in t.input))
             tiles.paste(blended, seen, t)
         assert (covered == 1).all()
         torch.testing.assert_close(blended, torch.ones(1, *size), rtol=0, atol=1e-6)
@@ -117,32 +129,32 @@ def test_tiles_cover_every_pixel_once() -> None:
 
 def test_memory_on_a_gpu_is_that_of_the_kernels_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     """T=12, q=45 at 1024 x 1024: under 12 GiB; images the kernels cannot index go in tiles."""
-    gpu, config, half = torch.device("cuda"), CONFIGS["nlrn"], torch.bfloat16
+    gpu, network, half = torch.device("cuda"), NLRN(), torch.bfloat16
     monkeypatch.setattr("nlrn.ops.triton.backend.no_kernels", lambda device: None)
-    scores = network_memory(config, 1024, 1024, half, gpu) - 12 * 1024**2 * 128 * 2
+    scores = network.memory(1024, 1024, half, gpu) - 12 * 1024**2 * 128 * 2
     assert scores == 1024**2 * 48 * 64 * 2  # 48 rows of 64 keys for each pixel
-    assert network_memory(config, 1024, 1024, half, gpu) < 12 * 2**30
+    assert network.memory(1024, 1024, half, gpu) < 12 * 2**30
     for budget in (2**33, 2**60):
-        tiles = plan(config, (5000, 3000), None, False, half, budget, gpu)
+        tiles = plan(network, (5000, 3000), None, False, half, budget, gpu)
         assert len(tiles) > 1
-        for rows, columns in (tile.seen for tile in tiles):
+        for rows, columns in (tile.input for tile in tiles):
             size = (rows.stop - rows.start, columns.stop - columns.start)
-            assert network_memory(config, *size, half, gpu) <= budget
+            assert network.memory(*size, half, gpu) <= budget
     monkeypatch.setattr("nlrn.ops.triton.backend.no_kernels", lambda device: "none here")
-    blocks = network_memory(config, 1000, 700, half, gpu)
-    assert blocks == network_memory(config, 1000, 700, half)
+    blocks = network.memory(1000, 700, half, gpu)
+    assert blocks == network.memory(1000, 700, half, CPU)
 
 
 def test_auto_tiles_respect_the_memory_budget() -> None:
-    config = CONFIGS["nlrn"]
-    assert len(plan(config, (256, 256), None, False, torch.float32, 2**40)) == 1
+    network = NLRN()
+    assert len(plan(network, (256, 256), None, False, torch.float32, 2**40)) == 1
     for budget in (2**30, 2**32):
-        tiles = plan(config, (2000, 1500), None, False, torch.float32, budget)
-        sizes = [(y.stop - y.start, x.stop - x.start) for y, x in (t.seen for t in tiles)]
-        largest = max(network_memory(config, *size, torch.float32) for size in sizes)
+        tiles = plan(network, (2000, 1500), None, False, torch.float32, budget)
+        sizes = [(y.stop - y.start, x.stop - x.start) for y, x in (t.input for t in tiles)]
+        largest = max(network.memory(*size, torch.float32, CPU) for size in sizes)
         assert 0.4 * budget < largest <= budget
     with pytest.raises(ValueError, match=r"halo of 290 pixels need .* GiB"):
-        plan(config, (2000, 1500), None, True, torch.float32, 2**30)
+        plan(network, (2000, 1500), None, True, torch.float32, 2**30)
 
 
 def test_a_small_memory_budget_means_tiles() -> None:
@@ -162,10 +174,10 @@ def test_memory_is_given_back_after_each_tile(monkeypatch: pytest.MonkeyPatch) -
         yield
         trims.append(None)
 
-    monkeypatch.setattr(inference, "keep_freed_memory", keep)
+    monkeypatch.setattr(engine, "keep_freed_memory", keep)
     model, image = strong_network(), picture(1, 1, 70, 50)
     restore(model, image, tile=32, device="cpu")
-    assert len(trims) == len(plan(model.config, (70, 50), 32, False, torch.float32, 0)) == 6
+    assert len(trims) == len(plan(model, (70, 50), 32, False, torch.float32, 0)) == 6
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -209,7 +221,7 @@ print(before, limit, left, free_memory(cpu))
 def test_running_out_of_memory_shrinks_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     model, image = strong_network(), picture(1, 1, 90, 100)
     expected = restore(model, image)
-    call, calls = inference.FoldedNLRN.__call__, []
+    call, calls = NLRNInference.forward, []
 
     def limited(self, image, on_step=None):
         calls.append(image.shape[-2:])
@@ -217,7 +229,7 @@ def test_running_out_of_memory_shrinks_the_tiles(monkeypatch: pytest.MonkeyPatch
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")
         return call(self, image, on_step)
 
-    monkeypatch.setattr(inference.FoldedNLRN, "__call__", limited)
+    monkeypatch.setattr(NLRNInference, "forward", limited)
     torch.testing.assert_close(restore(model, image, memory=2**28), expected, rtol=0, atol=1e-5)
     assert len(calls) > 2
     with pytest.raises(ValueError, match="not enough memory for 100 x 90 pixels with tile 0"):
@@ -266,7 +278,7 @@ def test_batches_go_one_by_one() -> None:
 
 def test_bfloat16_is_close() -> None:
     model, image = strong_network(), picture(1, 1, 40, 30)
-    exact, half = restore(model, image), restore(model, image, dtype=torch.bfloat16)
+    exact, half = restore(model, image), restore(model, image, dtype="bf16")
     assert half.dtype == torch.float32
     assert (half - exact).std() < 0.03 * (exact - image).std()
 
@@ -275,15 +287,15 @@ def test_a_result_that_is_not_finite_is_computed_again_in_float32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, image = strong_network(), picture(1, 1, 12, 15)
-    call = inference.FoldedNLRN.__call__
+    call = NLRNInference.forward
 
     def overflow(self, image, on_step=None):
         result = call(self, image, on_step)
         return result * float("nan") if self.dtype == torch.bfloat16 else result
 
-    monkeypatch.setattr(inference.FoldedNLRN, "__call__", overflow)
+    monkeypatch.setattr(NLRNInference, "forward", overflow)
     with pytest.warns(UserWarning, match="computing in float32"):
-        result = restore(model, image, dtype=torch.bfloat16)
+        result = restore(model, image, dtype="bf16")
     torch.testing.assert_close(result, restore(model, image), rtol=0, atol=0)
 
 
@@ -327,7 +339,7 @@ def test_patches_equal_loops(size: tuple[int, int], patch: int, stride: int, vie
 
 
 def test_the_papers_protocol_has_68_rows_of_patches() -> None:
-    corners = inference._corners(torch.Size((512, 256)), (45, 45), 7, torch.device("cpu"))
+    corners = overlap._corners(torch.Size((512, 256)), (45, 45), 7, torch.device("cpu"))
     assert len(corners) == 68 * 32
     assert corners.max(0).values.tolist() == [512 - 45, 256 - 45]
 
@@ -396,10 +408,13 @@ def test_bad_arguments_are_named(image: Tensor, options: dict, message: str) -> 
 
 
 def test_estimate_counts_the_overlap_of_tiles() -> None:
-    whole = planned_pixels(SMALL, (100, 120), tile=0)
+    network = strong_network()
+    whole = Engine(network, Settings(tile=0)).planned_pixels((100, 120))
     assert whole == 100 * 120
-    assert planned_pixels(SMALL, (100, 120), tile=20, exact=True) > 1.5 * whole
-    assert seconds_per_pixel(strong_network()) > 0
+    tiled = Engine(network, Settings(tile=20, exact=True, views=2)).planned_pixels((100, 120))
+    assert tiled > 1.5 * 2 * whole
+    one, three = (Engine(network).seconds((100, 120), images) for images in (1, 3))
+    assert 0 < one < 3 * three and three < 30
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -423,7 +438,7 @@ def test_gpu_gives_what_the_cpu_gives(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_gpu
 def test_gpu_is_not_waited_for_and_can_be_recorded() -> None:
     """Nothing is read back between image and result, so a CUDA graph can hold the network."""
-    network = inference.FoldedNLRN(strong_network(), torch.bfloat16, "cuda")
+    network = strong_network().for_inference(torch.bfloat16, "cuda")
     image = picture(1, 1, 64, 48).cuda()
     wanted = network(image)
     torch.cuda.synchronize()
@@ -444,12 +459,12 @@ def test_gpu_is_not_waited_for_and_can_be_recorded() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_gpu_memory_is_what_was_planned(dtype: torch.dtype) -> None:
     config, size = dataclasses.replace(CONFIGS["nlrn"], steps=3), (500, 333)
-    network = inference.FoldedNLRN(random_network(config), dtype, "cuda")
+    network = random_network(config).for_inference(dtype, "cuda")
     image = picture(1, 1, *size).cuda()
     network(image)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     network(image)
     taken = torch.cuda.max_memory_allocated() - before
-    planned = network_memory(config, *size, dtype, torch.device("cuda"))
+    planned = network.memory(*size, dtype, torch.device("cuda"))
     assert 0.5 * planned < taken <= planned

@@ -13,8 +13,8 @@ from torch._subclasses import FakeTensorMode
 
 from nlrn import weights
 from nlrn.models.nlrn import CONFIGS, NLRN, NLRNConfig, NonLocal2d, NonLocalBlock2d, random_network
-from nlrn.models.nlrn_inference import FoldedNLRN
-from nlrn.ops import AFFINITIES, attend
+from nlrn.ops import AFFINITIES, neighborhood_attention
+from nlrn.weights import ModelCard, Published
 
 
 def small(config: NLRNConfig) -> NLRNConfig:
@@ -46,11 +46,11 @@ def test_folded_network_equals_the_network(name: str) -> None:
     with torch.no_grad():
         expected = model.double()(image.double())
     assert (expected - image).std() > 1e-4  # the network does something
-    exact = FoldedNLRN(model, torch.float64)(image.double())
+    exact = model.for_inference(torch.float64)(image.double())
     torch.testing.assert_close(exact, expected, rtol=0, atol=1e-12)
-    single = FoldedNLRN(model.float(), torch.float32)(image)
+    single = model.float().for_inference(torch.float32)(image)
     torch.testing.assert_close(single.double(), expected, rtol=0, atol=1e-5)
-    half = FoldedNLRN(model, torch.bfloat16)(image)
+    half = model.for_inference(torch.bfloat16)(image)
     assert (half - expected).abs().max() < 0.1 * (expected - image).abs().max()
 
 
@@ -157,9 +157,8 @@ def test_tracing_leaves_nothing_behind(window: int) -> None:
     else:
         with FakeTensorMode():
             assert NonLocalBlock2d(4, embed=3, window=window)(torch.rand(x.shape)).shape == x.shape
-    block.operator = partial(attend, backend="reference")
-    expected = block(x)
-    block.operator = attend
+    slow = partial(neighborhood_attention, backend="reference")
+    expected, _ = NonLocal2d.forward(block, x, attend=slow)
     torch.testing.assert_close(block(x), expected)
 
 
@@ -191,9 +190,10 @@ def test_module_takes_any_size_and_a_prior() -> None:
 def test_saved_network_comes_back(tmp_path: Path) -> None:
     model = random_network(small(CONFIGS["nlrn-every-2"]))
     path = tmp_path / "wéights.safetensors"
-    model.save_pretrained(path, {"sigma": "25"})
+    card = ModelCard("mine", sigma=25.0, training_sets=("a", "b"), psnr={"Set12": 30.8})
+    model.save_pretrained(path, card)
     again = NLRN.from_pretrained(path)
-    assert again.config == model.config and again.notes == {"sigma": "25"}
+    assert again.config == model.config and again.card == card
     assert not again.training
     image = torch.rand(1, 1, 8, 11)
     assert torch.equal(again(image), model(image))
@@ -211,7 +211,7 @@ def test_broken_weight_files_are_named(tmp_path: Path) -> None:
         with pytest.raises(weights.WeightsError, match=r"model\.safetensors: not a safetensors"):
             NLRN.from_pretrained(path)
     config = dataclasses.asdict(small(CONFIGS["nlrn"]))
-    weights.save(path, config, {"wrong.key": torch.zeros(3)}, {})
+    weights.save(path, ModelCard(), config, {"wrong.key": torch.zeros(3)})
     with pytest.raises(weights.WeightsError, match=r"model\.safetensors: .*[Mm]issing key"):
         NLRN.from_pretrained(path)
 
@@ -220,7 +220,7 @@ def test_sha256_of_shipped_weights_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random_network(small(CONFIGS["nlrn"])).save_pretrained(tmp_path / "a.safetensors")
-    entry = weights.Entry("a", "a.safetensors", "0" * 64, "denoise", "", ("bsds500/train",))
+    entry = Published(ModelCard("a", task="denoise"), "a.safetensors", "0" * 64)
     monkeypatch.setattr(weights, "FOLDER", tmp_path)
     monkeypatch.setattr(weights, "manifest", lambda: {"a": entry})
     with pytest.raises(weights.WeightsError, match="sha256 differs"):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from nlrn import images
@@ -97,7 +98,7 @@ def test_clean_ramp_has_no_noise():
     assert estimate_sigma(np.mgrid[:90, :130][1] / 129) == pytest.approx(0, abs=1e-3)
 
 
-def test_colour_and_single_channel():
+def test_color_and_single_channel():
     clean = np.stack([scene(), scene()[::-1], 1 - scene()], axis=-1)
     assert estimate_sigma(noisy(clean, 15)) == pytest.approx(15, rel=0.1)
     gray = noisy(scene(), 15)
@@ -111,7 +112,7 @@ def test_blank_channel_does_not_count():
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 50), (50, 1), (2, 2), (2, 3), (7, 7), (6, 300)])
-@pytest.mark.parametrize("channels", [(), (3,)], ids=["gray", "colour"])
+@pytest.mark.parametrize("channels", [(), (3,)], ids=["gray", "color"])
 def test_tiny_images_give_a_finite_level(shape, channels):
     image = np.random.default_rng(0).random(shape + channels)
     level = estimate_sigma(image)
@@ -137,6 +138,9 @@ def test_whatever_denoise_takes(tmp_path):
     assert estimate_sigma(opaque) == pytest.approx(level)
     images.write(tmp_path / "noisy.png", images.Image(bytes_))
     assert estimate_sigma(tmp_path / "noisy.png") == level
+    assert estimate_sigma(Image.fromarray(bytes_)) == level
+    assert estimate_sigma(torch.from_numpy(bytes_)) == level
+    assert estimate_sigma(np.dstack([bytes_, np.full_like(bytes_, 255)])) == level
 
 
 def test_other_types_and_nan_are_refused():
@@ -146,6 +150,8 @@ def test_other_types_and_nan_are_refused():
         estimate_sigma([[0.5, 0.5]])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="NaN"):
         estimate_sigma(np.full((8, 9), np.nan))
+    with pytest.raises(ValueError, match="float32 cannot hold"):
+        estimate_sigma(np.full((8, 9), 1e300))
 
 
 def mean_relative_error(images: list[np.ndarray], sigma: int, clip: bool = False) -> float:

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from nlrn.models.nlrn import CONFIGS, NLRN, NLRNConfig, random_network
-from nlrn.models.nlrn_inference import FoldedNLRN
 from nlrn.ops import AttentionSpec, Correlation, unsupported
 from nlrn.ops import attend as attend_with
 from nlrn.ops.triton import launch as triton_launch
@@ -151,7 +150,7 @@ def assert_network(
     torch.nn.init.normal_(model.conv_out.weight, std=0.1)
     image = torch.rand(size, generator=torch.Generator().manual_seed(0))
     steps: list[int] = []
-    result = FoldedNLRN(model, dtype, device)(image.to(device), lambda: steps.append(1))
+    result = model.for_inference(dtype, device)(image.to(device), lambda: steps.append(1))
     assert len(steps) == config.steps
     with torch.no_grad():
         wanted = model.double()(image.double())

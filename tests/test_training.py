@@ -16,9 +16,11 @@ from training_runs import OFF, ON, assert_same, make_root, start, tensors_of, wr
 from nlrn import training
 from nlrn.models.nlrn import NLRN, NLRNConfig
 from nlrn.training import checkpoint, loop
-from nlrn.training.config import OPTIMIZERS, TrainingError
+from nlrn.training.config import OPTIMIZERS
+from nlrn.training.parsing import TrainingError
 from nlrn.training.report import read_metrics
-from nlrn.training.step import Step
+from nlrn.training.step import Step, StepMetrics
+from nlrn.weights import ModelCard
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,8 +49,6 @@ def test_a_run_leaves_weights_metrics_and_a_picture(root: Path, tmp_path: Path) 
     assert model.state_dict()["cells.0.non_local.g.weight"].abs().max() > 0
     with Image.open(folder / "validation.png") as picture:
         assert picture.size == (3 * 24, 2 * 24)  # noisy, restored, clean
-    with Image.open(training.plot(folder)) as curves:
-        assert curves.size[0] > 100
     entries = read_metrics(folder / "metrics.jsonl")
     assert [e["step"] for e in entries if "loss" in e] == [2, 4, 6, 8, 10]
     assert [e["step"] for e in entries if "loss" not in e] == [6, 10]
@@ -64,19 +64,19 @@ def test_the_best_weights_outlive_a_run_that_goes_wrong(
     reached = [e["psnr"] for e in read_metrics(folder / "metrics.jsonl") if "loss" not in e]
     assert reached[0] > reached[-1] + 1
     last, best = (NLRN.from_pretrained(folder / f"{n}.safetensors") for n in ("weights", "best"))
-    assert (last.notes["steps"], best.notes["steps"]) == ("12", "6")
-    assert best.notes["validation_psnr"] == f"{reached[0]:.3f}"
+    assert (last.card.steps, best.card.steps) == (12, 6)
+    assert best.card.validation_psnr == round(reached[0], 3)
     assert f"{reached[0]:.3f} dB before: {folder / 'best.safetensors'}" in capsys.readouterr().out
 
     more = write_config(tmp_path / "c.toml", OFF.format(steps=6), wrong, ON.format(steps=2))
     training.run(more, data_root=root, out=folder, resume=True)
     kept = NLRN.from_pretrained(folder / "best.safetensors")
-    assert kept.notes["steps"] == "6"  # a run that goes on does not forget it
+    assert kept.card.steps == 6  # a run that goes on does not forget it
     (folder / "best.safetensors").unlink()
     end = write_config(tmp_path / "c.toml", OFF.format(steps=6), wrong, *[ON.format(steps=2)] * 2)
     training.run(end, data_root=root, out=folder, resume=True)
     found = NLRN.from_pretrained(folder / "best.safetensors")
-    assert found.notes["steps"] == "16"  # the best of those that are left
+    assert found.card.steps == 16  # the best of those that are left
 
 
 def test_the_first_stage_leaves_the_modules_and_the_second_the_statistics_alone(
@@ -86,10 +86,10 @@ def test_the_first_stage_leaves_the_modules_and_the_second_the_statistics_alone(
     training.run(config, data_root=root, out=tmp_path / "out")
     first, _ = checkpoint.read(tmp_path / "out" / checkpoint.PREVIOUS)
     second = tensors_of(tmp_path / "out")
-    statistics = [name for name in second if name.startswith("average.") and "running_" in name]
+    statistics = [name for name in second if name.startswith("ema_model.") and "running_" in name]
     assert statistics
     for name in statistics:  # frozen where the average was
-        assert torch.equal(first[name], second[name.replace("average.", "model.")]), name
+        assert torch.equal(first[name], second[name.replace("ema_model.", "model.")]), name
     assert not torch.equal(first["model.conv_out.weight"], second["model.conv_out.weight"])
 
 
@@ -138,7 +138,7 @@ def test_an_interrupted_run_loses_nothing(number: int, root: Path, tmp_path: Pat
     time.sleep(0.5)
     process.send_signal(number)
     said, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and "interrupted, --resume goes on" in said
+    assert process.returncode == 130 and "interrupted, can be resumed" in said
     assert errors == "stopping after this step; once more stops at once, without saving\n"
     stopped_at = read_metrics(tmp_path / "out" / "metrics.jsonl")[-1]["step"]
     _, metadata = checkpoint.read(tmp_path / "out" / checkpoint.NAME)
@@ -177,14 +177,15 @@ def test_two_processes_learn_what_one_does(root: Path, tmp_path: Path) -> None:
     assert process.returncode == 0, errors
     np.testing.assert_allclose(losses_of(tmp_path / "two"), losses_of(one), rtol=0, atol=1e-4)
     for name, tensor in tensors_of(one).items():
-        if name.startswith("average."):
+        if name.startswith("ema_model."):
             torch.testing.assert_close(tensors_of(tmp_path / "two")[name], tensor)
 
 
 def test_start_from_takes_over_the_weights(root: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
     parent = NLRN(NLRNConfig(steps=2, channels=4, embed=2, window=5, border="circular"))
-    parent.save_pretrained(tmp_path / "parent.safetensors", {"data": "sr291"})
+    parent.card = ModelCard(training_sets=("sr291",))
+    parent.save_pretrained(tmp_path / "parent.safetensors")
     stage = "steps = 1\nlr = 1e-12\nbatch = 2\npatch = 12\nfreeze_norm = true"
     config = write_config(tmp_path / "c.toml", stage)
     start_from = str(tmp_path / "parent.safetensors")
@@ -192,11 +193,11 @@ def test_start_from_takes_over_the_weights(root: Path, tmp_path: Path) -> None:
     found = NLRN.from_pretrained(tmp_path / "out" / "weights.safetensors")
     torch.testing.assert_close(found.conv_in.weight, parent.conv_in.weight)
     assert found.config.border == "mask"
-    assert found.notes["data"] == "bsd400,sr291", "what the parent has seen is not forgotten"
+    assert found.card.training_sets == ("bsd400", "sr291")  # the parent's are not forgotten
 
 
 def test_a_resumed_run_knows_where_it_came_from(root: Path, tmp_path: Path) -> None:
-    """Without the parent's file, and without being told again: its images stay in the notes."""
+    """Without the parent's file, and without being told again: its images stay on the card."""
     config = write_config(tmp_path / "c.toml", OFF.format(steps=2))
     parent = training.run(config, data_root=root, out=tmp_path / "parent") / "weights.safetensors"
     text = config.read_text().replace("[data]", "[data]\ntrain = 'bsd300'")
@@ -206,9 +207,9 @@ def test_a_resumed_run_knows_where_it_came_from(root: Path, tmp_path: Path) -> N
     longer.write_text(f"{text}[[stages]]\n{OFF.format(steps=2)}\n")
     parent.unlink()
     folder = training.run(longer, data_root=root, out=tmp_path / "out", resume=True)
-    notes = NLRN.from_pretrained(folder / "weights.safetensors").notes
-    assert (notes["data"], notes["start_from"]) == ("bsd300,bsd400", str(parent))
-    assert notes["steps"] == "4"
+    card = NLRN.from_pretrained(folder / "weights.safetensors").card
+    assert (card.training_sets, card.start_from) == (("bsd300", "bsd400"), str(parent))
+    assert card.steps == 4
 
 
 def test_start_from_another_shape_is_refused(root: Path, tmp_path: Path) -> None:
@@ -224,13 +225,14 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = write_config(tmp_path / "c.toml", OFF.format(steps=20), save=0.0)
-    take = Step.take
+    pop_metrics = Step.pop_metrics
 
-    def spoil(self: Step) -> tuple[float, float]:
-        loss, norm = take(self)
-        return (math.nan if self.done > 6 else loss), norm
+    def spoil(self: Step) -> StepMetrics:
+        metrics = pop_metrics(self)
+        return metrics._replace(loss=math.nan) if self.done > 6 else metrics
 
-    monkeypatch.setattr(Step, "take", spoil)
+    monkeypatch.setattr("nlrn.training.loop.MOST", 0)  # no way back
+    monkeypatch.setattr(Step, "pop_metrics", spoil)
     with pytest.raises(TrainingError, match=r"loss is nan at step 8.*last good checkpoint is kept"):
         training.run(config, data_root=root, out=tmp_path / "out")
     _, metadata = checkpoint.read(tmp_path / "out" / checkpoint.NAME)
@@ -242,11 +244,11 @@ def test_spoilt_weights_are_not_saved(
 ) -> None:
     config = write_config(tmp_path / "c.toml", OFF.format(steps=4))
 
-    def take(self: Step) -> tuple[float, float]:
-        self.learner.model.conv_in.weight.data[0] = float("nan")
-        return 0.1, 0.1
+    def spoil(self: Step) -> StepMetrics:
+        next(self.state.model.parameters()).data[0] = float("nan")
+        return StepMetrics(0.1, 0.1, 0)
 
-    monkeypatch.setattr(Step, "take", take)
+    monkeypatch.setattr(Step, "pop_metrics", spoil)
     with pytest.raises(TrainingError, match="training stops"):
         training.run(config, data_root=root, out=tmp_path / "out")
     assert not (tmp_path / "out" / checkpoint.NAME).exists()
@@ -279,15 +281,10 @@ def test_a_disk_that_fills_up_is_one_line(
         training.run(config, data_root=root, out=tmp_path / "out")
 
 
-def test_plot_says_when_there_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"metrics\.jsonl: no metrics of a run"):
-        training.plot(tmp_path)
-
-
 def test_a_new_run_does_not_overwrite_an_old_one(root: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path / "c.toml", OFF.format(steps=2))
     training.run(config, data_root=root, out=tmp_path / "out")
-    with pytest.raises(TrainingError, match="holds a run already"):
+    with pytest.raises(TrainingError, match="holds a run already; resume it, or use another"):
         training.run(config, data_root=root, out=tmp_path / "out")
 
 

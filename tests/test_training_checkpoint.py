@@ -11,7 +11,7 @@ from training_runs import OFF, assert_same, make_root, tensors_of, write_config
 
 from nlrn import training
 from nlrn.training import checkpoint
-from nlrn.training.config import TrainingError
+from nlrn.training.parsing import TrainingError
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +48,7 @@ def test_checkpoint_holds_only_tensors_and_json(finished: tuple[Path, Path]) -> 
     assert json.loads(metadata["config"])["name"] == "test"
     assert json.loads(metadata["progress"])["step"] == 4
     parts = {name.split(".")[0] for name in tensors}
-    assert parts == {"model", "average", "adam", "random"}
+    assert parts == {"model", "ema_model", "adam", "grad_norms", "random"}
     assert not [file for file in finished[1].iterdir() if file.name.startswith(".")]
 
 
@@ -88,7 +88,8 @@ def test_checkpoint_nothing_to_resume_is_one_line(
     [
         ("channels = 4", "channels = 5", r"\[model\]"),
         ("[data]", "[optimizer]\nmethod = 'muon'\n[data]", r"\[optimizer\] method"),
-        ("[data]", "[data]\nrepeating = 0.5", r"\[data\] repeating"),
+        ("[data]", "[data]\nself_similar_fraction = 0.5", r"\[data\] self_similar_fraction"),
+        ("[data]", "[data]\nsigma_range = [0, 50]", r"\[data\] sigma_range; use another output"),
     ],
 )
 def test_checkpoint_of_another_model_optimizer_or_data_is_refused(
@@ -124,3 +125,38 @@ def test_checkpoint_a_full_disk_is_one_line_and_leaves_the_old_one(
         training.run(longer, data_root=root, out=copy, resume=True)
     assert (copy / checkpoint.NAME).read_bytes() == before
     assert not [file for file in copy.iterdir() if file.name.startswith(".")]
+
+
+def in_older_words(path: Path) -> None:
+    """Rewrites a checkpoint as it was written before tables and tensors had their present names."""
+    tensors, metadata = checkpoint.read(path)
+    older = {name.replace("ema_model.", "average."): t for name, t in tensors.items()}
+    del older["grad_norms"]
+    config, progress = json.loads(metadata["config"]), json.loads(metadata["progress"])
+    config["machine"] = config.pop("runtime")
+    config["optimizer"]["balance"] = config["optimizer"].pop("loss_balance")
+    del config["optimizer"]["skip_above"]
+    data = config["data"]
+    for key in ("channels", "sigma_range", "validation_sigmas", "by_area", "held_out"):
+        del data[key]
+    data["repeating"] = data.pop("self_similar_fraction")
+    (data["train"],) = data["train"]
+    data["factors"] = [float(factor) for factor in data["factors"]]
+    for key in ("architecture", "unshuffle", "noise_map"):
+        del config["model"][key]
+    progress["seen"] = progress.pop("training_sets")
+    metadata |= {"config": json.dumps(config), "progress": json.dumps(progress)}
+    save_file(older, path, metadata | {"sha256": checkpoint._digest(older)})
+
+
+def test_checkpoint_in_older_words_resumes(
+    finished: tuple[Path, Path], copy: Path, root: Path
+) -> None:
+    """The first half by the previous version, the second by this one: the same bits."""
+    (copy / checkpoint.PREVIOUS).replace(copy / checkpoint.NAME)
+    in_older_words(copy / checkpoint.NAME)
+    assert any(name.startswith("average.") for name in tensors_of(copy))
+    training.run(finished[0], data_root=root, out=copy, resume=True)
+    assert_same(tensors_of(copy), tensors_of(finished[1]))
+    _, metadata = checkpoint.read(copy / checkpoint.NAME)
+    assert json.loads(metadata["progress"])["training_sets"] == ["bsd400"]

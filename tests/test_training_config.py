@@ -5,14 +5,17 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from training_runs import OFF, write_config
 
 from nlrn.models.nlrn import NLRN
 from nlrn.training import config as configuration
-from nlrn.training.config import Config, TrainingError
+from nlrn.training.config import Config
+from nlrn.training.parsing import TrainingError, seconds
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
-WEIGHTS = [path for path in CONFIGS if path.stem.startswith("denoise-gray-")]
+WEIGHTS = [path for path in CONFIGS if path.stem.startswith("denoise-gray-s")]
+EVERYDAY = ("denoise-gray", "denoise-rgb", "denoise-gray-fast", "denoise-rgb-fast")
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -20,8 +23,8 @@ def test_every_config_of_the_repository_is_sound(path: Path) -> None:
     config = configuration.load(path)
     assert config.name == path.stem
     assert config.stages[-1].freeze_norm  # running statistics make images explode otherwise
-    train = config.data.train.removesuffix("291")
-    assert config.data.validation == f"{train}-validation"
+    (train,) = config.data.train
+    assert config.data.validation == f"{train.removesuffix('291')}-validation"
     stored = json.loads(json.dumps(config.to_dict()))
     assert Config.from_dict(stored) == config
 
@@ -30,6 +33,22 @@ def test_the_six_weights_have_the_papers_size() -> None:
     assert len(WEIGHTS) == 6
     for path in WEIGHTS:
         assert NLRN(configuration.load(path).model).convolution_parameters == 330_625
+
+
+@pytest.mark.parametrize("name", EVERYDAY)
+def test_the_everyday_networks_take_any_level(name: str) -> None:
+    config = configuration.load(next(path for path in CONFIGS if path.stem == name))
+    network = config.network()
+    assert network.in_channels == config.data.channels == (3 if "rgb" in name else 1)
+    assert network.multiple == 2 and config.data.sigma_range == (0, 75)
+    image = torch.rand(2, network.in_channels, 8, 10)
+    inputs = network.input_for(image, torch.tensor([0.1, 0.2]))
+    assert inputs.shape == (2, network.in_channels + 1, 8, 10)
+    assert torch.equal(inputs[:, :-1], image)
+    torch.testing.assert_close(inputs[:, -1, 3, 4], torch.tensor([0.1, 0.2]))
+    assert network(inputs).shape == image.shape
+    size = sum(p.numel() for p in network.parameters())
+    assert (size < 100_000) if "fast" in name else (size < 370_000)
 
 
 def test_no_weight_starts_from_one_that_has_seen_other_images() -> None:
@@ -47,10 +66,26 @@ def test_no_weight_starts_from_one_that_has_seen_other_images() -> None:
         ("sigma = 25", "sigmas = 25", r"\[data\] unknown key 'sigmas'"),
         ("window = 5", "window = 6", r"\[model\] window must be odd"),
         ("window = 5", "windows = 5", r"\[model\] unknown config key 'windows'"),
-        ("window = 5", "window = 5\nin_channels = 3", r"one channel in and one out, got 3 and 1"),
+        (
+            "window = 5",
+            "window = 5\nin_channels = 3",
+            r"\[model\] takes 3 channels and gives 1, \[",
+        ),
+        ("window = 5", "architecture = 'unet'", r"\[model\] architecture must be one of nlrn, got"),
+        ("sigma = 25", "sigma = 25\nchannels = 2", r"\[data\] channels must be 1 or 3, got 2"),
+        ("sigma = 25", "sigma_range = [50, 0]", r"\[data\] sigma_range must be two levels from 0"),
+        ("sigma = 25", "sigma_range = [50]", r"sigma_range must be two levels .* got \[50.0\]"),
+        ("sigma = 25", "validation_sigmas = [-5]", r"validation_sigmas must be 0 or more, got"),
+        ("sigma = 25", "task = 'sr'\nsigma_range = [0, 9]", r"are for task denoise, got 'sr'"),
+        ("sigma = 25", "held_out = 1", r"\[data\] held_out must be in \(0, 1\), got 1.0"),
+        ("sigma = 25", "train = ['bsd400', 'bsd68']", r"\[data\] train must be one of .*'bsd68'"),
+        ("sigma = 25", "train = []", r"\[data\] train names no image set"),
+        ("sigma = 25", "train = 3", r"\[data\] 'train' must be a list, got 3"),
+        ("sigma = 25", "train = 'nowhere'", r"cc0.*, or a folder of images, got 'nowhere'"),
         ("sigma = 25", "sigma = '25'", r"\[data\] 'sigma' must be float, got '25'"),
         ("sigma = 25", "sigma = 0", r"\[data\] sigma must be positive, got 0"),
-        ("[1.0, 0.7]", "[1.0, 'x']", r"\[data\] scales must be in \(0, 1\]"),
+        ("[1.0, 0.7]", "[1.0, 'x']", r"\[data\] 'scales': every entry must be float, got 'x'"),
+        ("[1.0, 0.7]", "[1.0, 0.0]", r"\[data\] scales must be in \(0, 1\]"),
         ("sigma = 25", "sigma = 25\ntrain = 'set12'", r"train must be one of bsd400"),
         ("sigma = 25", "sigma = 25\nvalidation = 'bsd68'", r"validation must be one of"),
         ("steps = 9", "", r"either steps or minutes, got steps 0 and minutes 0.0"),
@@ -59,10 +94,11 @@ def test_no_weight_starts_from_one_that_has_seen_other_images() -> None:
         ("steps = 9", "steps = 9\nborder = 'zero'", r"border must be one of mask, circular"),
         ("[data]", "[optimizer]\nmethod = 'sgd'\n[data]", r"method must be one of adam, muon"),
         ("[data]", "[optimizer]\nclip_norm = -1\n[data]", r"clip_norm must be 0 or more, got -1"),
-        ("[data]", "[optimizer]\nbalance = 2\n[data]", r"balance must be in \[0, 1\], got 2"),
+        ("[data]", "[optimizer]\nloss_balance = 2\n[data]", r"balance must be in \[0, 1\], got 2"),
+        ("[data]", "[optimizer]\nskip_above = 1\n[data]", r"must be 0 or more than 1, got 1.0"),
         ("[data]", "[optimizer]\nmomentum = 1\n[data]", r"momentum must be in \[0, 1\), got 1"),
         ("[data]", "[optimizer]\nweight_decay = 0.1\n[data]", r"is for method muon, got 'adam'"),
-        ("'cpu'", "'tpu'", r"\[machine\] accelerator must be one of auto, cpu, cuda"),
+        ("'cpu'", "'tpu'", r"\[runtime\] accelerator must be one of auto, cpu, cuda"),
         ("name = 'test'", "", r"the config has no 'name'"),
         ("name = 'test'", "name = 'test'\nseed = 'a'", r"'seed' must be int, got 'a'"),
         ("name = 'test'", "name = test", r"not a TOML file"),
@@ -81,19 +117,43 @@ def test_a_missing_config_is_one_line(tmp_path: Path) -> None:
         configuration.load(tmp_path / "none.toml")
 
 
+def test_a_single_name_does_for_a_list_and_factors_stay_whole(tmp_path: Path) -> None:
+    path = write_config(tmp_path / "c.toml", OFF.format(steps=9))
+    more = "[data]\ntask = 'sr'\ntrain = 't91'\nfactors = [2, 4]"
+    path.write_text(path.read_text().replace("[data]", more))
+    data = configuration.load(path).data
+    assert data.train == ("t91",) and data.factors == (2, 4)
+    assert all(type(factor) is int for factor in data.factors)
+
+
+def test_a_folder_is_found_beside_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs" / "pictures").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    path = write_config(tmp_path / "configs" / "c.toml", OFF.format(steps=9))
+    text = path.read_text()
+    for name in ("pictures", "elsewhere"):
+        path.write_text(text.replace("[data]", f"[data]\ntrain = '{name}'"))
+        data = configuration.load(path).data
+        assert Path(data.train[0]).samefile(next(tmp_path.rglob(name)))
+        assert data.is_own and data.validation == "" and data.training_sets == ("own images",)
+
+
 def test_the_tiny_config_fits_the_tutorial() -> None:
     tiny = next(path for path in CONFIGS if path.stem == "tiny")
-    assert tomllib.loads(tiny.read_text())["machine"]["accelerator"] == "cpu"
+    assert tomllib.loads(tiny.read_text())["runtime"]["accelerator"] == "cpu"
 
 
 @pytest.mark.parametrize(
     ("text", "expected"), [("90", 90), ("45s", 45), ("8m", 480), ("1.5h", 5400)]
 )
 def test_durations(text: str, expected: float) -> None:
-    assert configuration.seconds(text) == expected
+    assert seconds(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "0s", "0", "-3m", "8 m", "soon"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(TrainingError, match="a duration is something like 90s"):
-        configuration.seconds(text)
+        seconds(text)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from nlrn.models.nlrn import NLRN, NLRNConfig
-from nlrn.training import learner
+from nlrn.training import state
 from nlrn.training.config import Config, Optimizer, Stage
 from nlrn.training.muon import Muon, orthogonal
 
@@ -87,7 +87,7 @@ def test_a_bad_step_and_a_missing_gradient_change_nothing() -> None:
 def test_matrices_go_to_muon_and_the_rest_to_adam() -> None:
     optimizer = Optimizer(method="muon", momentum=0.9, weight_decay=0.1)
     config = Config("test", (Stage(steps=1),), optimizer=optimizer)
-    learning = learner.make(config, torch.device("cpu"))
+    learning = state.make(config, torch.device("cpu"))
     given = learning.optimizers[0].param_groups[0]
     assert (given["momentum"], given["weight_decay"]) == (0.9, 0.1)
     names = {parameter: name for name, parameter in learning.model.named_parameters()}

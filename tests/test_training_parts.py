@@ -1,3 +1,5 @@
+"""Schedules, single steps, and gradients of shared weights."""
+
 from __future__ import annotations
 
 import copy
@@ -5,22 +7,24 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from training_runs import make_root, write_config
 
 from nlrn import training
-from nlrn.degrade import imresize, mod_crop
-from nlrn.models.nlrn import NLRN, NLRNConfig, random_network
-from nlrn.training import learner, tied
-from nlrn.training.batches import Patches, repetition
-from nlrn.training.config import OPTIMIZERS, Config, Data, Machine, Optimizer, Stage, TrainingError
+from nlrn.models import TrainingMode
+from nlrn.models.nlrn import NLRNConfig, random_network
+from nlrn.training import state
+from nlrn.training.batches import Batch
+from nlrn.training.config import OPTIMIZERS, Config, Data, Optimizer, RuntimeConfig, Stage
+from nlrn.training.parsing import TrainingError
 from nlrn.training.report import read_metrics
-from nlrn.training.schedule import Progress, average_weight, learning_rate
+from nlrn.training.schedule import Progress, ema_alpha, learning_rate
 from nlrn.training.step import Step
 
 CPU = torch.device("cpu")
@@ -46,159 +50,6 @@ class OneProcess:
 
     def autocast(self) -> Any:
         return torch.autocast(self.device, self.dtype, enabled=self.dtype is not None)
-
-
-# --- batches ------------------------------------------------------------------------------------
-
-
-def ramps() -> list[np.ndarray]:
-    """Two images in which every pixel has a value of its own; none square."""
-    return [
-        np.arange(9 * 13, dtype=np.uint8).reshape(9, 13),
-        np.arange(130, 130 + 12 * 8, dtype=np.uint8).reshape(12, 8),
-    ]
-
-
-def test_patches_depend_on_seed_step_and_number_alone() -> None:
-    patches = Patches(ramps(), CPU, Data(sigma=25), seed=3)
-    whole = patches.batch(7, 8, 6)
-    patches.batch(8, 8, 6)  # what was asked for in between does not matter
-    shares = [patches.batch(7, 8, 6, slice(0, 4)), patches.batch(7, 8, 6, slice(4, 8))]
-    for part in (0, 1):
-        assert torch.equal(torch.cat([share[part] for share in shares]), whole[part])
-    assert not torch.equal(Patches(ramps(), CPU, Data(), seed=4).batch(7, 8, 6)[1], whole[1])
-    assert not torch.equal(patches.batch(8, 8, 6)[1], whole[1])
-
-
-def test_patches_are_pieces_of_the_images_in_all_eight_positions() -> None:
-    side = 5
-    pieces = {}
-    for image in ramps():
-        for y in range(image.shape[0] - side + 1):
-            for x in range(image.shape[1] - side + 1):
-                piece = image[y : y + side, x : x + side]
-                for position in range(8):
-                    turned = np.rot90(piece.T if position % 2 else piece, position // 2)
-                    pieces[turned.tobytes()] = (image.shape, y, x, position)
-    patches = Patches(ramps(), CPU, Data(), seed=0)
-    _, clean = patches.batch(0, 3000, side)
-    seen = {pieces[p.tobytes()] for p in (clean[:, 0] * 255).round().byte().numpy()}
-    assert len(seen) > 0.95 * len(pieces)  # of all places and positions
-
-
-def test_noise_has_its_sigma_and_is_not_clipped() -> None:
-    flat = [np.full((40, 50), 250, dtype=np.uint8)]
-    noisy, clean = Patches(flat, CPU, Data(sigma=30), seed=0).batch(1, 16, 32)
-    noise = (noisy - clean) * 255
-    assert abs(float(noise.std()) - 30) < 0.7 and abs(float(noise.mean())) < 0.7
-    assert noisy.max() > 1.2
-
-
-def test_repetition_is_the_mean_squared_correlation_over_the_shifts() -> None:
-    patch = torch.rand(20, 20, dtype=torch.float64)
-    detail = torch.empty_like(patch)
-    for y in range(20):
-        for x in range(20):
-            near = patch[max(0, y - 4) : y + 5, max(0, x - 4) : x + 5]
-            detail[y, x] = patch[y, x] - near.mean()
-    squares = []
-    for down in range(-10, 11):
-        for right in range(-10, 11):
-            if max(abs(down), abs(right)) < 5:
-                continue
-            one = detail[max(0, down) : 20 + min(0, down), max(0, right) : 20 + min(0, right)]
-            two = detail[max(0, -down) : 20 - max(0, down), max(0, -right) : 20 - max(0, right)]
-            energy = (one.square() + two.square()).sum() / 2 + 0.02**2 * one.numel()
-            squares.append(max(0.0, float((one * two).sum() / energy)) ** 2)
-    expected = torch.tensor([sum(squares) / len(squares)], dtype=torch.float64)
-    torch.testing.assert_close(repetition(patch[None]), expected)
-
-
-def test_repetition_finds_grids_and_neither_noise_nor_plain_areas() -> None:
-    y, x = torch.meshgrid(torch.arange(64), torch.arange(64), indexing="ij")
-    grid = ((y % 12 < 3) | (x % 10 < 3)).float()
-    edge, flat = (x < 30).float(), torch.full((64, 64), 0.5)
-    noise = torch.rand(64, 64, generator=torch.Generator().manual_seed(0))
-    of_grid, of_edge, of_noise, of_flat = repetition(torch.stack([grid, edge, noise, flat]))
-    assert of_grid > 3 * of_edge > 100 * of_noise and of_flat == 0
-
-
-def test_a_share_of_the_patches_is_the_most_repeating_of_eight() -> None:
-    rng = np.random.default_rng(0)
-    tile = rng.integers(0, 256, (9, 9), dtype=np.uint8)
-    noise = [rng.integers(0, 256, (40, 40), dtype=np.uint8) for _ in range(5)]
-    images = [np.tile(tile, (5, 5)), *noise]  # every sixth patch repeats itself
-    patches = Patches(images, CPU, Data(sigma=25, repeating=0.25), seed=0)
-    _, clean = patches.batch(3, 400, 32)
-    repeats = repetition(clean[:, 0]) > 0.01
-    assert 0.72 < repeats[:100].float().mean() < 0.82  # 1 - (5/6)**8 is 0.77
-    assert 0.10 < repeats[100:].float().mean() < 0.23
-    shares = [patches.batch(3, 400, 32, slice(n, n + 50))[0] for n in range(0, 400, 50)]
-    assert torch.equal(torch.cat(shares), patches.batch(3, 400, 32)[0])
-    with pytest.raises(TrainingError, match=r"repeating must be in \[0, 1\], got -1"):
-        Data(repeating=-1)
-
-
-def test_images_without_room_for_a_patch_are_left_out() -> None:
-    patches = Patches(
-        [np.zeros((8, 90), np.uint8), np.full((20, 21), 9, np.uint8)], CPU, Data(sigma=1), seed=0
-    )
-    _, clean = patches.batch(0, 50, 10)
-    assert (clean * 255).round().unique().tolist() == [9]
-    with pytest.raises(TrainingError, match=r"no image has room for patches of 32 \(at most 20\)"):
-        patches.batch(0, 1, 32)
-
-
-def test_patches_of_low_resolution_are_those_of_the_whole_image() -> None:
-    """Shrunk and enlarged as a whole by MATLAB's resize, then cut at the same place."""
-    image = np.random.default_rng(0).integers(0, 256, (23, 31), dtype=np.uint8)
-    wanted: dict[bytes, list[np.ndarray]] = {}
-    for factor in (2, 3):
-        cut = mod_crop(image, factor)
-        enlarged = imresize(imresize(cut / 255, 1 / factor), factor)
-        for y in range(cut.shape[0] - 9):
-            for x in range(cut.shape[1] - 9):
-                piece = cut[y : y + 10, x : x + 10]
-                wanted.setdefault(piece.tobytes(), []).append(enlarged[y : y + 10, x : x + 10])
-    patches = Patches([image], CPU, Data(task="sr", factors=(2, 3)), seed=0)
-    low, clean = patches.batch(0, 400, 10)
-    upright = 0
-    for one, truth in zip(low[:, 0].numpy(), (clean[:, 0] * 255).byte().numpy(), strict=True):
-        known = wanted.get(truth.tobytes(), [])  # the others have been turned or flipped
-        upright += bool(known)
-        assert not known or min(np.abs(one - k).max() for k in known) < 1e-3
-    assert upright > 20
-
-
-def test_a_share_of_the_luminance_is_stretched_to_the_full_range() -> None:
-    image = np.tile(np.array([16, 235], np.uint8), (20, 10))
-    one, half = (Patches([image], CPU, Data(task="sr", factors=(2,), full_range=share), seed=0)
-                 for share in (1.0, 0.5))  # fmt: skip
-    low, clean = one.batch(0, 8, 10)
-    assert (clean * 255).round().unique().tolist() == [0, 255]
-    plain, _ = Patches([image], CPU, Data(task="sr", factors=(2,)), seed=0).batch(0, 8, 10)
-    torch.testing.assert_close(low, (plain * 255 - 16) / 219)
-    brightest = (half.batch(0, 200, 10)[1].amax((1, 2, 3)) * 255).round()
-    assert brightest.unique().tolist() == [235, 255] and 70 < int((brightest == 255).sum()) < 130
-    with pytest.raises(TrainingError, match=r"full_range must be in \[0, 1\], got 2"):
-        Data(task="sr", full_range=2.0)
-
-
-def test_super_resolution_trains_and_says_what_it_is(tmp_path: Path) -> None:
-    root = make_root(tmp_path / "data")
-    config = write_config(tmp_path / "c.toml", "steps = 2\nlr = 1e-3\nbatch = 2\npatch = 12")
-    text = config.read_text().replace("[data]\nsigma = 25", "[data]\ntask = 'sr'\nsigma = 8")
-    config.write_text(text)
-    out = training.run(config, data_root=root, out=tmp_path / "out")
-    notes = NLRN.from_pretrained(out / "weights.safetensors").notes
-    assert notes["task"] == "sr" and notes["factors"] == "2,3,4" and "sigma" not in notes
-    assert float(notes["validation_psnr"]) > 15
-    config.write_text(text.replace("'sr'", "'sharpen'"))
-    with pytest.raises(TrainingError, match="task must be one of denoise, sr, got 'sharpen'"):
-        training.run(config, data_root=root, out=tmp_path / "other")
-    config.write_text(text.replace("sigma = 8", "factors = [2.5]"))
-    with pytest.raises(TrainingError, match=r"factors must be whole numbers of 2\.\.8, got \[2\.5"):
-        training.run(config, data_root=root, out=tmp_path / "other")
 
 
 # --- schedule -----------------------------------------------------------------------------------
@@ -228,24 +79,28 @@ def test_warm_up_rises_evenly() -> None:
 
 
 def test_a_young_average_follows_faster() -> None:
-    assert average_weight(0.999, 0) == pytest.approx(0.9)
-    assert average_weight(0.999, 10**6) == pytest.approx(0.001)
-    assert average_weight(0.0, 5) == 1.0
+    assert ema_alpha(0.999, 0) == pytest.approx(0.9)
+    assert ema_alpha(0.999, 10**6) == pytest.approx(0.001)
+    assert ema_alpha(0.0, 5) == 1.0
 
 
 # --- step and stages ----------------------------------------------------------------------------
 
 
+def patches(degraded: Tensor, clean: Tensor, sigma: float = 25) -> Batch:
+    return Batch(degraded, clean, torch.full((len(clean),), float(sigma), device=clean.device))
+
+
 def make_step(
-    stage: Stage, model: NLRNConfig = SMALL, *, balance: float = 0.0, **machine: Any
-) -> tuple[learner.Learner, Step]:
-    optimizer = Optimizer(balance=balance)
-    config = Config("test", (stage,), model=model, machine=Machine(**machine), optimizer=optimizer)
-    learning = learner.make(config, CPU)
+    stage: Stage, model: NLRNConfig = SMALL, *, attention: str = "auto", **options: Any
+) -> tuple[state.TrainState, Step]:
+    optimizer, runtime = Optimizer(**options), RuntimeConfig(attention=attention)
+    config = Config("test", (stage,), model=model, runtime=runtime, optimizer=optimizer)
+    learning = state.make(config, CPU)
     learning.model.load_state_dict(random_network(model).state_dict())
-    learning.average.load_state_dict(random_network(model).state_dict())
-    learner.enter_stage(learning, stage, config, is_new=True)
-    return learning, Step(learning, config, OneProcess())
+    learning.ema_model.load_state_dict(random_network(model).state_dict())
+    state.enter_stage(learning, stage, is_new=True)
+    return learning, Step(learning, config, stage, OneProcess())
 
 
 def test_loss_is_half_the_squared_error_in_units_of_the_noise() -> None:
@@ -253,27 +108,28 @@ def test_loss_is_half_the_squared_error_in_units_of_the_noise() -> None:
     noisy, clean = torch.rand(2, 1, 9, 9), torch.rand(2, 1, 9, 9)
     with torch.no_grad():
         expected = 0.5 * ((learning.model(noisy) - clean) * 255 / Data().sigma).square().mean()
-    step(noisy, clean, 1e-3, 0.1)
-    assert step.take()[0] == pytest.approx(float(expected), rel=1e-5)
+    step(patches(noisy, clean), 1e-3, 0.1)
+    assert step.pop_metrics().loss == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_average_follows_the_weights() -> None:
     learning, step = make_step(Stage(steps=1))
-    before = copy.deepcopy(learning.average.state_dict())
-    step(torch.rand(2, 1, 9, 9), torch.rand(2, 1, 9, 9), 1e-2, 0.25)
-    for name, value in learning.average.state_dict().items():
+    before = copy.deepcopy(learning.ema_model.state_dict())
+    step(patches(torch.rand(2, 1, 9, 9), torch.rand(2, 1, 9, 9)), 1e-2, 0.25)
+    for name, value in learning.ema_model.state_dict().items():
         if value.is_floating_point():
             expected = before[name].lerp(learning.model.state_dict()[name], 0.25)
             torch.testing.assert_close(value, expected)
 
 
 def test_off_is_the_same_function_as_g_zero() -> None:
-    off, _ = make_step(Stage(steps=1, non_local=False))
-    on, _ = make_step(Stage(steps=1))
-    torch.nn.init.zeros_(on.model.cells[0].non_local.g.weight)  # type: ignore[union-attr, arg-type]
-    torch.nn.init.zeros_(on.model.cells[0].non_local.g.bias)  # type: ignore[union-attr, arg-type]
+    model = random_network(SMALL)
+    torch.nn.init.zeros_(model.cells[0].non_local.g.weight)  # type: ignore[union-attr, arg-type]
+    torch.nn.init.zeros_(model.cells[0].non_local.g.bias)  # type: ignore[union-attr, arg-type]
     image = torch.rand(1, 1, 9, 7)
-    torch.testing.assert_close(off.model.eval()(image), on.model.eval()(image))
+    torch.testing.assert_close(model(image, non_local=False), model(image))
+    off = model.for_training(TrainingMode(non_local=False))
+    torch.testing.assert_close(off(image), model(image))
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler looks at gradients of tensors without one
@@ -282,14 +138,14 @@ def test_the_cell_is_compiled_twice_whatever_the_number_of_states(non_local: boo
     """For the first state, which has no correlation yet, and for all others."""
     stage = Stage(steps=1, patch=8, non_local=non_local)
     model = dataclasses.replace(SMALL, steps=12)
-    learning, _ = make_step(stage, model, attention="dense")
+    learning, step = make_step(stage, model, attention="dense")
     torch.compiler.reset()
     counter = CompileCounter()
-    for cell in learning.model.cells:
-        cell.compile(dynamic=False, backend=counter)
+    for module in learning.model.repeated_modules():
+        module.compile(dynamic=False, backend=counter)
     image = torch.rand(2, 1, 8, 8)
-    learning.model(image).sum().backward()
-    learning.model(image)
+    step._restore(image).sum().backward()
+    step._restore(image)
     torch.compiler.reset()
     assert counter.frame_count == 2
 
@@ -300,11 +156,11 @@ def test_a_compiler_that_fails_is_left_out(capsys: pytest.CaptureFixture[str]) -
 
     learning, step = make_step(Stage(steps=1))
     step._compiled = True
-    for cell in learning.model.cells:
-        cell._compiled_call_impl = broken
+    for module in learning.model.repeated_modules():
+        module._compiled_call_impl = broken
     for _ in range(2):
-        step(torch.rand(2, 1, 9, 9), torch.rand(2, 1, 9, 9), 1e-3, 0.1)
-    assert step.take()[0] > 0
+        step(patches(torch.rand(2, 1, 9, 9), torch.rand(2, 1, 9, 9)), 1e-3, 0.1)
+    assert step.pop_metrics().loss > 0
     warning = capsys.readouterr().err
     assert warning.count("\n") == 1 and "(RuntimeError: no compiler here)" in warning
 
@@ -313,7 +169,7 @@ def test_half_precision_and_dense_attention_train_too(tmp_path: Path) -> None:
     stage = "steps = 4\nbatch = 2\npatch = 12"
     config = write_config(tmp_path / "c.toml", stage)
     text = config.read_text().replace(
-        "[machine]", "[machine]\nprecision = 'bf16-mixed'\nattention = 'dense'"
+        "[runtime]", "[runtime]\nprecision = 'bf16-mixed'\nattention = 'dense'"
     )
     config.write_text(text)
     out = training.run(config, data_root=make_root(tmp_path / "data"), out=tmp_path / "out")
@@ -325,27 +181,28 @@ def test_half_precision_and_dense_attention_train_too(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("non_local", [False, True])
 @pytest.mark.parametrize("method", OPTIMIZERS)
+@pytest.mark.parametrize("skip_above", [0.0, 10.0])
 def test_a_recorded_and_compiled_step_learns_what_a_plain_one_does(
-    method: str, non_local: bool
+    skip_above: float, method: str, non_local: bool
 ) -> None:
     stage = Stage(steps=1, patch=16, non_local=non_local)
     device = torch.device("cuda")
-    optimizer = Optimizer(method=method, balance=0.5)
+    optimizer = Optimizer(method=method, loss_balance=0.5, skip_above=skip_above)
     losses = []
     for fast in (False, True):
-        machine = Machine(compile=fast, cuda_graph=fast)
-        config = Config("test", (stage,), model=SMALL, machine=machine, optimizer=optimizer)
-        learning = learner.make(config, device)
+        runtime = RuntimeConfig(compile=fast, cuda_graph=fast)
+        config = Config("test", (stage,), model=SMALL, runtime=runtime, optimizer=optimizer)
+        learning = state.make(config, device)
         learning.model.load_state_dict(random_network(SMALL).state_dict())
-        learner.enter_stage(learning, stage, config, is_new=True)
-        step = Step(learning, config, OneProcess("cuda"))
+        state.enter_stage(learning, stage, is_new=True)
+        step = Step(learning, config, stage, OneProcess("cuda"))
         rng = torch.Generator(device).manual_seed(0)
         readings = []
         for _ in range(12):
             clean = torch.rand(4, 1, 16, 16, generator=rng, device=device)
             noisy = clean + 0.1 * torch.randn(clean.shape, generator=rng, device=device)
-            step(noisy, clean, 1e-3, 0.1)
-            readings.append(step.take()[0])
+            step(patches(noisy, clean), 1e-3, 0.1)
+            readings.append(step.pop_metrics().loss)
         assert (step._graph is not None) == fast
         losses.append(readings)
     np.testing.assert_allclose(losses[1], losses[0], rtol=2e-3)
@@ -353,7 +210,7 @@ def test_a_recorded_and_compiled_step_learns_what_a_plain_one_does(
 
 @pytest.mark.parametrize("balance", [0.5, 1.0])
 def test_patches_that_are_far_off_count_less_when_balanced(balance: float) -> None:
-    learning, step = make_step(Stage(steps=1, freeze_norm=True), balance=balance)
+    learning, step = make_step(Stage(steps=1, freeze_norm=True), loss_balance=balance)
     clean = torch.rand(3, 1, 12, 10)
     noisy = clean + torch.tensor([0.0, 0.03, 0.3]).view(3, 1, 1, 1)
     restored = learning.model.eval()(noisy).detach()
@@ -361,8 +218,8 @@ def test_patches_that_are_far_off_count_less_when_balanced(balance: float) -> No
     for after, before, target in zip(restored, noisy, clean, strict=True):
         was, now = (float(((x - target) * 255 / 25).square().mean()) for x in (before, after))
         expected += 0.5 * now / (was + 0.1) ** balance / 3
-    step(noisy, clean, 0.0, 0.0)
-    assert step.take()[0] == pytest.approx(expected, rel=1e-4)
+    step(patches(noisy, clean), 0.0, 0.0)
+    assert step.pop_metrics().loss == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("method", OPTIMIZERS)
@@ -370,19 +227,104 @@ def test_a_step_whose_gradient_is_no_number_is_left_out(method: str) -> None:
     stage = Stage(steps=4, batch=2, patch=12, freeze_norm=True)
     optimizer = Optimizer(method=method)
     config = Config(name="t", model=SMALL, stages=(stage,), optimizer=optimizer)
-    learning = learner.make(config, CPU)
-    learner.enter_stage(learning, stage, config, is_new=True)
-    step = Step(learning, config, OneProcess())
+    learning = state.make(config, CPU)
+    state.enter_stage(learning, stage, is_new=True)
+    step = Step(learning, config, stage, OneProcess())
     good = torch.rand(2, 1, 12, 12)
     bad = torch.full_like(good, torch.nan)
     before = copy.deepcopy(learning.model.state_dict())
-    step(bad, good, 1e-3, 0.1)
+    step(patches(bad, good), 1e-3, 0.1)
     for name, tensor in learning.model.named_parameters():
         assert torch.equal(tensor, before[name]), name
-    assert math.isnan(step.take()[0]), "nothing was learned since the last look"
-    step(bad, good, 1e-3, 0.1)
-    step(good + 0.1, good, 1e-3, 0.1)  # a new network is the identity: an error of 0.1
-    assert step.take()[0] == pytest.approx(0.5 * (0.1 * 255 / config.data.sigma) ** 2, rel=1e-4)
+    assert math.isnan(step.pop_metrics().loss), "nothing was learned since the last look"
+    step(patches(bad, good), 1e-3, 0.1)
+    step(patches(good + 0.1, good), 1e-3, 0.1)  # a new network is the identity: an error of 0.1
+    metrics = step.pop_metrics()
+    assert metrics.loss == pytest.approx(0.5 * (0.1 * 255 / config.data.sigma) ** 2, rel=1e-4)
+    assert metrics.skipped == 1
+
+
+def usual_patches(seed: int) -> Batch:
+    clean = torch.rand(2, 1, 12, 12, generator=torch.Generator().manual_seed(seed))
+    return patches(clean + 0.1, clean)
+
+
+@pytest.mark.parametrize("method", OPTIMIZERS)
+def test_a_step_far_above_the_median_changes_nothing(method: str) -> None:
+    learning, step = make_step(Stage(steps=1, freeze_norm=True), method=method, skip_above=10)
+    for seed in range(60):
+        step(usual_patches(seed), 1e-6, 0.1)
+    usual = step.pop_metrics()
+    assert usual.skipped == 0 and learning.grad_norms.isfinite().sum() == 60
+    before = copy.deepcopy(learning.model.state_dict())
+    degraded, clean, sigma = usual_patches(60)
+    step(Batch(degraded + 100, clean, sigma), 1e-3, 0.1)
+    for name, tensor in learning.model.named_parameters():
+        assert torch.equal(tensor, before[name]), name
+    step(usual_patches(60), 1e-6, 0.1)
+    metrics = step.pop_metrics()
+    assert metrics.skipped == 1
+    assert metrics.loss == pytest.approx(usual.loss, rel=0.3)  # of the step that learned alone
+    assert learning.grad_norms[-2] > 10 * learning.grad_norms[-1]  # and yet it was noted
+    step(Batch(degraded * torch.nan, clean, sigma), 1e-3, 0.1)
+    assert step.pop_metrics().skipped == 1 and learning.grad_norms[-1].isfinite()
+
+
+def test_gradients_that_stay_large_are_accepted_after_a_while() -> None:
+    _, step = make_step(Stage(steps=1, freeze_norm=True), skip_above=10)
+    for seed in range(100):
+        step(usual_patches(seed), 1e-6, 0.1)
+    assert step.pop_metrics().skipped == 0
+    skipped = []
+    for _ in range(70):
+        degraded, clean, sigma = usual_patches(7)
+        step(Batch(degraded + 100, clean, sigma), 1e-9, 0.1)
+        metrics = step.pop_metrics()
+        assert metrics.loss > 1000  # nothing learned, but no reason for the run to stop
+        skipped.append(metrics.skipped)
+    assert skipped == [1] * 50 + [0] * 20
+
+
+def test_without_the_option_no_finite_step_is_left_out() -> None:
+    learning, step = make_step(Stage(steps=1, freeze_norm=True))
+    for seed in range(60):
+        step(usual_patches(seed), 1e-6, 0.1)
+    degraded, clean, sigma = usual_patches(60)
+    step(Batch(degraded + 100, clean, sigma), 1e-6, 0.1)
+    assert step.pop_metrics().skipped == 0 and learning.grad_norms.isinf().all()
+
+
+def test_a_new_stage_forgets_what_gradients_were_like() -> None:
+    stage = Stage(steps=1, freeze_norm=True)
+    learning, step = make_step(stage, skip_above=10)
+    step(usual_patches(0), 1e-6, 0.1)
+    state.enter_stage(learning, stage, is_new=False)
+    assert learning.grad_norms.isfinite().sum() == 1
+    state.enter_stage(learning, stage, is_new=True)
+    assert learning.grad_norms.isinf().all()
+
+
+def test_the_network_is_told_the_level_of_every_patch() -> None:
+    model = dataclasses.replace(SMALL, unshuffle=2, noise_map=True)
+    learning, step = make_step(Stage(steps=1, freeze_norm=True, non_local=False), model)
+    given: list[Tensor] = []
+
+    def restore(inputs: Tensor) -> Tensor:
+        given.append(inputs)
+        return cast(Tensor, learning.model(inputs))
+
+    step._restore = restore
+    clean = torch.rand(2, 1, 8, 10)
+    step(Batch(clean + 0.1, clean, torch.tensor([0.0, 51.0])), 1e-3, 0.1)
+    levels = torch.tensor([0.0, 0.2]).view(2, 1, 1).expand(2, 8, 10)
+    torch.testing.assert_close(given[0][:, 1], levels)
+
+
+def test_a_result_of_another_shape_is_refused() -> None:
+    _, step = make_step(Stage(steps=1, freeze_norm=True))
+    step._restore = lambda inputs: inputs[:, :, 1:]
+    with pytest.raises(TrainingError, match=r"another shape .* \(2, 1, 8, 9\) for \(2, 1, 9, 9\)"):
+        step(patches(torch.rand(2, 1, 9, 9), torch.rand(2, 1, 9, 9)), 1e-3, 0.1)
 
 
 @pytest.mark.parametrize("every", [0, 1, 3])
@@ -396,7 +338,8 @@ def test_gradients_of_shared_weights_are_those_of_autograd(
     model(image).square().sum().backward()
     wanted = {name: p.grad for name, p in model.named_parameters()}
     model.zero_grad(set_to_none=True)
-    tied.forward(model, image, torch.float64).square().sum().backward()
+    shared = model.for_training(TrainingMode(dtype=torch.float64))
+    shared(image).square().sum().backward()
     for name, parameter in model.named_parameters():
         if wanted[name] is None:
             assert parameter.grad is None, name
@@ -408,4 +351,5 @@ def test_gradients_of_shared_weights_are_those_of_autograd(
 def test_networks_without_shared_weights_train_as_well() -> None:
     model = random_network(NLRNConfig(steps=2, channels=8, embed=4, window=5, tied=False))
     image = torch.rand(1, 1, 7, 8)
-    torch.testing.assert_close(tied.forward(model, image, torch.float32), model(image))
+    shared = model.for_training(TrainingMode(dtype=torch.float32))
+    torch.testing.assert_close(shared(image), model(image))

@@ -19,9 +19,10 @@ from nlrn import images
 from nlrn.cli import app
 from nlrn.degrade import imresize, rgb2gray
 from nlrn.images import Image
-from nlrn.inference.engine import restore
+from nlrn.inference import Engine
 from nlrn.models.nlrn import NLRN, NLRNConfig, random_network
-from nlrn.restoration import upscale as upscaling
+from nlrn.restoration import Upscaler, upscaler
+from nlrn.weights import ModelCard
 
 # Patches of a ColorChecker in sRGB, row by row.
 COLOUR_CHECKER = """
@@ -35,7 +36,7 @@ CPU = nlrn.Settings(device="cpu")
 @pytest.fixture
 def network() -> NLRN:
     model = random_network(TINY)
-    model.notes = {"task": "sr"}
+    model.card = ModelCard(task="sr")
     with torch.no_grad():
         model.conv_out.weight *= 30  # so that it changes something
     return model
@@ -71,7 +72,7 @@ def test_an_identity_network_leaves_the_bicubic_image() -> None:
 def test_gray_goes_through_as_it_is(network: NLRN) -> None:
     image = random_image(8, 11)
     given = torch.from_numpy(imresize(image.astype(np.float64), 2)).float()[None, None]
-    expected = restore(network, given, device="cpu")[0, 0].numpy()
+    expected = Engine(network, CPU)(given)[0, 0].numpy()
     result = nlrn.upscale(image, 2, model=network, settings=CPU)
     np.testing.assert_allclose(result, expected, atol=1e-5)
     with_axis = nlrn.upscale(image[..., None], 2, model=network, settings=CPU)
@@ -85,7 +86,7 @@ def test_of_colour_the_luminance_goes_through(network: NLRN) -> None:
     image = random_image(8, 11, 3)
     ycbcr = imresize(image.astype(np.float64), 2) @ (forth.T / 255) + shift
     given = torch.from_numpy(ycbcr[..., 0]).float()[None, None]
-    ycbcr[..., 0] = restore(network, given, device="cpu")[0, 0].numpy()
+    ycbcr[..., 0] = Engine(network, CPU)(given)[0, 0].numpy()
     expected = (ycbcr - shift) @ np.linalg.inv(forth / 255).T
     large = nlrn.upscale(image, 2, model=network, settings=CPU)
     np.testing.assert_allclose(large, expected, atol=1e-5)
@@ -125,7 +126,7 @@ def test_what_is_hidden_leaves_no_fringe() -> None:
     assert (large[shown][:, :3] == (255, 0, 0)).all()
     assert (large[:, :15, 3] == 0).all() and (large[:, -15:, 3] == 255).all()
     gray = Image(pixels[..., 0], pixels[..., 3])
-    assert upscaling.upscale_image(gray, 2, NLRN(TINY), CPU).pixels[:, -1].min() == 255
+    assert Upscaler(2, NLRN(TINY), settings=CPU).restore(gray).image.pixels[:, -1].min() == 255
 
 
 @pytest.mark.slow
@@ -165,9 +166,9 @@ def test_hidden_pixels_take_the_colours_around_them() -> None:
     pixels[0, 0] = (0.2, 0.4, 0.6)
     weights = np.zeros((5, 6, 1), np.float32)
     weights[0, 0] = 0.5
-    continued = upscaling._continued(pixels, weights)
+    continued = upscaler._continued(pixels, weights)
     np.testing.assert_allclose(continued, np.broadcast_to(pixels[0, 0], (5, 6, 3)), rtol=1e-6)
-    assert not upscaling._continued(pixels, 0 * weights)[0, 0].any()  # nothing shows
+    assert not upscaler._continued(pixels, 0 * weights)[0, 0].any()  # nothing shows
 
 
 def test_values_far_beyond_one_are_said() -> None:
@@ -250,7 +251,7 @@ def memory(kind):
     return int(next(line for line in lines if line.startswith(kind)).split()[1]) / 2**20
 
 network = random_network(NLRNConfig(steps=1, channels=8, embed=4, window=3))
-network.notes = {"task": "sr"}
+network.card = nlrn.ModelCard(task="sr")
 image = np.random.default_rng(0).random((200, 300)).astype(np.float32)
 settings = nlrn.Settings(device="cpu", memory=2**26)
 nlrn.upscale(image[:20, :20], 4, model=network, settings=settings)

@@ -24,9 +24,9 @@ import pytest
 import schemathesis
 import tifffile
 import uvicorn
+from command_line import nlrn, png_header
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
-from test_cli import nlrn, png_header
 
 from nlrn import images
 from nlrn.attention_maps import explain
@@ -134,7 +134,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
                 break
         return image
 
-    monkeypatch.setattr("nlrn.restoration.denoise.denoise_image", denoise_image)
+    monkeypatch.setattr("nlrn.restoration.denoiser.denoise_image", denoise_image)
     return go_on
 
 
@@ -336,7 +336,7 @@ def test_failures_are_one_line_and_the_worker_goes_on(
             raise error
 
         with monkeypatch.context() as patched:
-            patched.setattr("nlrn.restoration.denoise.denoise_image", fail)
+            patched.setattr("nlrn.restoration.denoiser.denoise_image", fail)
             facts = server.run(picture=identifier)
         assert facts["state"] == "failed" and shown in facts["error"]
     assert server.run(picture=identifier)["state"] == "done"

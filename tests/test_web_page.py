@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import nlrn
 from playwright.sync_api import Browser, Error, Page, Route, expect, sync_playwright
-from test_cli import nlrn
 
 from nlrn import images
 from nlrn.models.nlrn import CONFIGS, random_network

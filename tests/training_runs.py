@@ -19,8 +19,8 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 MODEL = "[model]\nsteps = 2\nchannels = 4\nembed = 2\nwindow = 5\n"
 DATA = "[data]\nsigma = 25\ncrop = 24\nvalidation_images = 2\nscales = [1.0, 0.7]\n"
-MACHINE = (
-    "[machine]\naccelerator = 'cpu'\nlog_every = {log_every}\nsave_minutes = {save}\n"
+RUNTIME = (
+    "[runtime]\naccelerator = 'cpu'\nlog_every = {log_every}\nsave_minutes = {save}\n"
     "validate_minutes = 60\ntensorboard = {tensorboard}\n"
 )
 OFF = "steps = {steps}\nlr = 2e-3\nbatch = 4\npatch = 16\nnon_local = false"
@@ -50,9 +50,9 @@ def write_config(
     more: str = "",
 ) -> Path:
     """A config file with the given bodies of [[stages]]."""
-    machine = MACHINE.format(log_every=log_every, save=save, tensorboard=str(tensorboard).lower())
+    runtime = RUNTIME.format(log_every=log_every, save=save, tensorboard=str(tensorboard).lower())
     tables = "".join(f"[[stages]]\n{stage}\n" for stage in stages)
-    path.write_text(f"name = 'test'\n{top}\n{MODEL}{DATA}{machine}{more}{tables}")
+    path.write_text(f"name = 'test'\n{top}\n{MODEL}{DATA}{runtime}{more}{tables}")
     return path
 
 

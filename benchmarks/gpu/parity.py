@@ -16,7 +16,6 @@ from kernel_checks import Check, run_check
 from measure import Report, Setup, setting
 
 from nlrn.models.nlrn import random_network
-from nlrn.models.nlrn_inference import FoldedNLRN
 from nlrn.ops import AttentionSpec
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
@@ -85,8 +84,8 @@ def warm(setup: Setup, kind: str, number: int) -> None:
     shape = setup.training[number]
     step, patches = train.make_step(setup, shape, kind, recorded=False)
     for k in range(2):
-        step(*patches.batch(k, shape.batch, shape.patch), 1e-6, 0.01)
-    step.take()
+        step(patches.batch(k, shape.batch, shape.patch), 1e-6, 0.01)
+    step.pop_metrics()
 
 
 WARMED = [("fused", 0), ("fused", 1), ("dense", 0), ("flex", 2), ("flex", 0), ("dense", 1)]
@@ -144,7 +143,7 @@ def whole_network(setup: Setup, report: Report) -> None:
     image = torch.rand(1, 1, *size, device=setup.device)
     dtypes = [torch.float32, torch.bfloat16] if setup.on_gpu else [torch.float32]
     with setting(torch.backends.cudnn, "allow_tf32", False):
-        got = {dtype: FoldedNLRN(model, dtype, setup.device)(image) for dtype in dtypes}
+        got = {dtype: model.for_inference(dtype, setup.device)(image) for dtype in dtypes}
     with torch.no_grad():
         wanted = model.to(setup.device).double()(image.double())
     for dtype, result in got.items():

@@ -10,15 +10,13 @@ import flex
 import infer
 import numpy as np
 import torch
-from measure import Report, Setup, Training, milliseconds, peak_gib, profile_of
-from torch import Tensor
+from measure import Report, Setup, Training, milliseconds, peak_gib, profile_of, setting
 
 from nlrn import datasets
-from nlrn.models.nlrn import NonLocal2d, random_network
-from nlrn.ops import attend
-from nlrn.training import learner
-from nlrn.training.batches import Patches
-from nlrn.training.config import Config, Data, Machine, Stage
+from nlrn.models.nlrn import random_network
+from nlrn.training import state
+from nlrn.training.batches import Batch, PatchSampler
+from nlrn.training.config import Config, Data, RuntimeConfig, Stage
 from nlrn.training.step import WARM_STEPS, Step
 
 WHO = {
@@ -51,7 +49,7 @@ def make_step(
     recorded: bool = True,
     sigma: float = 25,
     start_from: str = "",
-) -> tuple[Step, Patches]:
+) -> tuple[Step, PatchSampler]:
     """The step of the training loop.
 
     Args:
@@ -70,30 +68,29 @@ def make_step(
         steps=1, batch=shape.batch, patch=shape.patch, border=shape.border, freeze_norm=True
     )
     attention = "dense" if operator == "dense" else "auto"
-    machine = Machine(attention=attention, compile=fast, cuda_graph=fast and recorded)
-    config = Config("benchmark", (stage,), model=setup.model, machine=machine,
+    runtime = RuntimeConfig(attention=attention, compile=fast, cuda_graph=fast and recorded)
+    if operator == "blocked":  # which no run has to choose
+        object.__setattr__(runtime, "attention", operator)
+    config = Config("benchmark", (stage,), model=setup.model, runtime=runtime,
                     data=Data(sigma=sigma), start_from=start_from)  # fmt: skip
-    learning = learner.make(config, setup.device)
+    learning = state.make(config, setup.device)
     if not start_from:  # the zeros of a new network would be faster than anything real
         learning.model.load_state_dict(random_network(setup.model).state_dict())
-    learner.enter_stage(learning, stage, config, is_new=False)
-    if operator in ("blocked", "inlined"):
-        backend = "blocked" if operator == "blocked" else "auto"
-        for module in learning.model.modules():
-            if isinstance(module, NonLocal2d):
-                module.operator = functools.partial(attend, backend=backend)
+    state.enter_stage(learning, stage, is_new=False)
+    hidden = (lambda attend: attend) if operator == "inlined" else torch.compiler.disable
+    with setting(torch.compiler, "disable", hidden):
+        step = Step(learning, config, stage, OneProcess(setup.device))
     if images is None:
         rng = np.random.default_rng(0)
         images = [rng.integers(0, 256, (100, 120), dtype=np.uint8) for _ in range(20)]
-    patches = Patches(images, setup.device, config.data, seed=0)
-    return Step(learning, config, OneProcess(setup.device)), patches
+    return step, PatchSampler(images, setup.device, config.data, seed=0)
 
 
-def warm_step(step: Step, patches: Patches, shape: Training) -> list[tuple[Tensor, Tensor]]:
+def warm_step(step: Step, patches: PatchSampler, shape: Training) -> list[Batch]:
     """Compiles and records the step; returns batches to go on with."""
     batches = [patches.batch(k, shape.batch, shape.patch) for k in range(4)]
     for k in range(WARM_STEPS + 2):
-        step(*batches[k % 4], RATE, AVERAGE)
+        step(batches[k % 4], RATE, AVERAGE)
     step.wait()
     return batches
 
@@ -119,19 +116,20 @@ def time_step(setup: Setup, report: Report, shape: Training, operator: str, role
     batches = warm_step(step, patches, shape)
     ready = time.perf_counter() - begin
     most, many = (3, 2) if operator == "blocked" else (60, 20)
-    one = functools.partial(step, *batches[0], RATE, AVERAGE)
+    one = functools.partial(step, batches[0], RATE, AVERAGE)
     ms = milliseconds(one, setup, seconds=1.0, most=most)
 
     def as_in_the_loop() -> None:
         for k in range(many):
-            step(*patches.batch(k, shape.batch, shape.patch), RATE, AVERAGE)
+            step(patches.batch(k, shape.batch, shape.patch), RATE, AVERAGE)
 
     loop = milliseconds(as_in_the_loop, setup, seconds=1.0, most=5) / many
     peak = torch.cuda.max_memory_allocated() / 2**30 if setup.on_gpu else 0.0
     flop = 3 * setup.flop(shape.batch * shape.patch**2)
     report.row(section="train", what=str(shape), who=WHO[operator], ms=ms, tflops=flop / ms * 1e-9,
                peak_gib=peak, with_patches_ms=loop, recorded=step._graph is not None,
-               compiled=step._compiled, ready_s=ready, loss=step.take()[0], role=role)  # fmt: skip
+               compiled=step._compiled, ready_s=ready, role=role,
+               loss=step.pop_metrics().loss)  # fmt: skip
 
 
 def with_flex(setup: Setup, report: Report, shape: Training) -> None:
@@ -176,8 +174,8 @@ def losses(setup: Setup, operator: str, images: list[datasets.Gray]) -> list[flo
     found = []
     for k in range(setup.steps):
         rate = 3e-4 * min(1.0, (k + 1) / 100)
-        step(*patches.batch(k, shape.batch, shape.patch), rate, AVERAGE)
-        found.append(step.take()[0])
+        step(patches.batch(k, shape.batch, shape.patch), rate, AVERAGE)
+        found.append(step.pop_metrics().loss)
     return found
 
 
@@ -201,7 +199,7 @@ def profile(setup: Setup, report: Report, _: str | None) -> None:
         shape = setup.training[0]
         step, patches = make_step(setup, shape, "fused")
         batches = warm_step(step, patches, shape)
-        one = functools.partial(step, *batches[0], RATE, AVERAGE)
+        one = functools.partial(step, batches[0], RATE, AVERAGE)
         profile_of(setup, report, "training step", one)
 
     report.attempt("profile inference", infer.profile, setup, report)

@@ -4,40 +4,43 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nlrn.attention_maps import explain
-    from nlrn.inference.engine import restore
-    from nlrn.models.nlrn import NLRN, NLRNConfig, NonLocal2d, NonLocalBlock2d
-    from nlrn.noise import estimate_sigma
-    from nlrn.restoration.denoise import Settings, denoise
-    from nlrn.restoration.upscale import upscale
+    from nlrn.attention_maps import explain as explain
+    from nlrn.inference import Engine as Engine
+    from nlrn.inference import Settings as Settings
+    from nlrn.models.nlrn import NLRN as NLRN
+    from nlrn.models.nlrn import NLRNConfig as NLRNConfig
+    from nlrn.models.nlrn import NonLocal2d as NonLocal2d
+    from nlrn.models.nlrn import NonLocalBlock2d as NonLocalBlock2d
+    from nlrn.noise import estimate_sigma as estimate_sigma
+    from nlrn.restoration import ClassicDenoiser as ClassicDenoiser
+    from nlrn.restoration import Denoiser as Denoiser
+    from nlrn.restoration import Upscaler as Upscaler
+    from nlrn.restoration import denoise as denoise
+    from nlrn.restoration import upscale as upscale
+    from nlrn.weights import ModelCard as ModelCard
+    from nlrn.weights import list_models as list_models
 
 __version__ = "0.1.0"
-__all__ = [
-    "NLRN",
-    "NLRNConfig",
-    "NonLocal2d",
-    "NonLocalBlock2d",
-    "Settings",
-    "denoise",
-    "estimate_sigma",
-    "explain",
-    "restore",
-    "upscale",
-]
 
 # Looked up on first use, so that `import nlrn` and `nlrn --help` load no torch.
 _HOME = {
+    "ClassicDenoiser": "restoration",
+    "Denoiser": "restoration",
+    "Engine": "inference",
+    "ModelCard": "weights",
     "NLRN": "models.nlrn",
     "NLRNConfig": "models.nlrn",
     "NonLocal2d": "models.nlrn",
     "NonLocalBlock2d": "models.nlrn",
-    "Settings": "restoration.denoise",
-    "denoise": "restoration.denoise",
-    "upscale": "restoration.upscale",
+    "Settings": "inference",
+    "Upscaler": "restoration",
+    "denoise": "restoration",
     "estimate_sigma": "noise",
     "explain": "attention_maps",
-    "restore": "inference.engine",
+    "list_models": "weights",
+    "upscale": "restoration",
 }
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:

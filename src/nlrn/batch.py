@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nlrn import images
+from nlrn.errors import one_line
 from nlrn.images import Image, ImageError
+
+if TYPE_CHECKING:  # with torch, which finding files needs not
+    from nlrn.restoration import Restoration
 
 
 class InputError(ValueError):
@@ -37,7 +42,7 @@ class Report:
 
     @property
     def count(self) -> int:
-        """Of the files that were dealt with."""
+        """Number of the files that were dealt with."""
         return len(self.done) + len(self.skipped) + len(self.failed)
 
     @property
@@ -46,6 +51,29 @@ class Report:
         if not self.failed:
             return 0
         return 1 if self.done or self.skipped else 2
+
+
+class Observer:
+    """Told how a batch goes on; this one only keeps the report.
+
+    Attributes:
+        report: filled as the work goes on, so that it is there after an interruption too.
+    """
+
+    def __init__(self) -> None:
+        self.report = Report()
+
+    def on_file(self, job: Job, number: int) -> None:
+        """Called before each file, with its number from 0."""
+
+    def progress(self, done: int, total: int) -> None:
+        """Called in equal units of work on the present file."""
+
+    def announce(self, image: Image, seconds: float) -> None:
+        """Called before long work with the seconds it may take."""
+
+    def on_done(self, facts: dict[str, Any]) -> None:
+        """Called after each file that was written, with what the report says of it."""
 
 
 def collect(inputs: list[str], output: str | None, suffix: str, *, recursive: bool) -> list[Job]:
@@ -81,46 +109,46 @@ def collect(inputs: list[str], output: str | None, suffix: str, *, recursive: bo
 
 def run(
     jobs: list[Job],
-    work: Callable[[Image], tuple[Image, dict[str, Any]]],
+    restoration: Restoration,
     *,
     overwrite: bool,
     skip_existing: bool,
-    on_file: Callable[[Job, int], None] = lambda job, number: None,
-    on_done: Callable[[dict[str, Any]], None] = lambda facts: None,
-    report: Report | None = None,
+    observer: Observer | None = None,
 ) -> Report:
-    """Reads, works on and writes one file after the other; a bad one does not stop the rest.
+    """Reads, restores and writes one file after the other; a bad one does not stop the rest.
 
     Args:
         jobs: what to do.
-        work: gives the result for an image, and facts for the report.
+        restoration: what restores an image.
         overwrite: whether files that exist are replaced.
         skip_existing: whether jobs whose target exists are passed over.
-        on_file: called before each file, with its number from 0.
-        on_done: called after each file that was written, with what the report says of it.
-        report: filled as the work goes on, for whoever wants to know after an interruption.
+        observer: told of each file as it goes on.
     """
-    report = report if report is not None else Report()
+    observer = observer or Observer()
+    report = observer.report
     for number, job in enumerate(jobs):
-        on_file(job, number)
+        observer.on_file(job, number)
         if skip_existing and job.target.exists():
             report.skipped.append(str(job.source))
             continue
         try:
-            report.done.append(_run_one(job, work, overwrite))
+            report.done.append(_run_one(job, restoration, overwrite, observer))
         except ImageError as error:
             report.failed.append({"input": str(job.source), "error": str(error)})
         except (ValueError, OSError, MemoryError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:300] or "not enough memory"
+            reason = "not enough memory" if not str(error) else one_line(error, 300)
             message = f"{job.source}: {reason}"
             report.failed.append({"input": str(job.source), "error": message})
         else:
-            on_done(report.done[-1])
+            observer.on_done(report.done[-1])
     return report
 
 
 def _run_one(
-    job: Job, work: Callable[[Image], tuple[Image, dict[str, Any]]], overwrite: bool
+    job: Job,
+    restoration: Restoration,
+    overwrite: bool,
+    observer: Observer,
 ) -> dict[str, Any]:
     start = time.perf_counter()
     image = images.read(job.source)
@@ -131,16 +159,17 @@ def _run_one(
         except OSError as error:
             raise ImageError(f"{job.target.parent}: {error.strerror}") from error
     images.check_writable(job.target, image, overwrite=overwrite)
+    announce = functools.partial(observer.announce, image)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        result, facts = work(image)
-    images.write(job.target, result, overwrite=overwrite)
+        restored = restoration.restore(image, progress=observer.progress, announce=announce)
+    images.write(job.target, restored.image, overwrite=overwrite)
     return {
         "input": str(job.source),
         "output": str(job.target),
-        "width": result.width,
-        "height": result.height,
-        **facts,
+        "width": restored.image.width,
+        "height": restored.image.height,
+        **restored.facts,
         "warnings": [str(warning.message) for warning in caught],
         "seconds": round(time.perf_counter() - start, 3),
     }

@@ -1,4 +1,4 @@
-"""What turns a clean test image into the input of a method, equal to MATLAB where papers used it.
+"""Steps from a clean test image to the input of a method, as MATLAB has them where papers used it.
 
 Every table of the field starts from these steps, and a different bicubic kernel or rounding moves
 PSNR by more than the methods differ: so gray, luminance and resize follow MATLAB's definitions,
@@ -64,7 +64,7 @@ def imresize(
 
 
 def enlarged_matrix(length: int, scale: int) -> npt.NDArray[np.float64]:
-    """[length, length]: shrinks a line of that length by the scale and enlarges it again.
+    """Matrix [length, length] that shrinks a line by the scale and enlarges it again.
 
     With M for the rows and N for the columns, M @ image @ N.T is what `imresize` gives for a float
     image that is shrunk and enlarged; for devices on which matrix products are cheap.
@@ -143,10 +143,10 @@ def _contributions(old: int, new: int, scale: float) -> tuple[np.ndarray, np.nda
     stretch = min(scale, 1.0)  # below 1 the kernel is widened by 1 / scale
     width = 4 / stretch
     # Pixel centres: the left edge of the first new pixel lies on that of the first old one.
-    centres = (np.arange(new) + 0.5) / scale - 0.5
+    centers = (np.arange(new) + 0.5) / scale - 0.5
     # One pixel more than fits at either end, since round-off may shift the first by one.
-    taps = np.floor(centres - width / 2)[:, None] + np.arange(math.ceil(width) + 2)
-    weights = _cubic(stretch * (centres[:, None] - taps))
+    taps = np.floor(centers - width / 2)[:, None] + np.arange(math.ceil(width) + 2)
+    weights = _cubic(stretch * (centers[:, None] - taps))
     weights /= weights.sum(axis=1, keepdims=True)
     used = weights.any(axis=0)
     # Mirrored with the edge pixel repeated, a row has period 2 * old: a b c c b a | a b c ...

@@ -1,4 +1,4 @@
-"""The machine: which device to compute on, how much memory is free, keeping freed memory."""
+"""The machine: which device to compute on, how much memory is free, who keeps freed memory."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from pathlib import Path
 
 import torch
 
+from nlrn.errors import one_line
+
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt, from glibc's malloc.h
 _LARGEST_INT = 2**31 - 1
-CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 def choose_device(device: str | torch.device) -> torch.device:
     """The device of this name; "auto" is CUDA, then Apple's MPS, then the CPU."""
-    if device != "auto":
-        try:
-            chosen = torch.device(device)
-        except (RuntimeError, TypeError) as error:
-            known = "auto, cpu, cuda, cuda:1, mps or the like"
-            raise ValueError(f"device must be {known}, got {device!r}") from error
-        try:
-            torch.empty(0, device=chosen)
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"device {str(device)!r} cannot be used: {reason}") from error
-        return chosen
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if device == "auto":
+        has_mps = torch.backends.mps.is_available()
+        return torch.device("cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu")
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        known = "auto, cpu, cuda, cuda:1, mps or the like"
+        raise ValueError(f"device must be {known}, got {device!r}") from error
+    try:
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {str(device)!r} cannot be used: {one_line(error)}") from error
+    return chosen
 
 
 def free_memory(device: torch.device) -> int:
@@ -85,7 +85,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 @contextlib.contextmanager
 def keep_freed_memory() -> Iterator[None]:
-    """Within it, freed memory stays with the process; at the end all of it is given back.
+    """Keeps freed memory with the process inside the block, and gives all of it back at the end.
 
     glibc returns every freed block above 32 MiB to the system at once. A feature map of a large
     image is that big, and the next one would have to be had page by page again, which took a fifth

@@ -1,6 +1,5 @@
 """Blind estimate of the noise level of an image."""
 
-from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
@@ -21,7 +20,7 @@ MAX_PATCHES = 2**16
 NORMAL_QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / 256) for i in range(256)])
 
 
-def estimate_sigma(image: np.ndarray | str | Path) -> float:
+def estimate_sigma(image: images.ImageLike) -> float:
     """Estimated standard deviation of the white Gaussian noise in an image, on the 0..255 scale.
 
     Smallest eigenvalue of the covariance of weakly textured patches (Liu, Tanaka, Okutomi 2013),
@@ -34,8 +33,9 @@ def estimate_sigma(image: np.ndarray | str | Path) -> float:
     Deterministic. O(H W) for reading plus a bounded amount of work: at most 65536 patches.
 
     Args:
-        image: array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4] (alpha), uint8, uint16, or float on
-            the [0, 1] scale, where values may lie outside; or the path of an image file.
+        image: array [H, W] or [H, W, C] with gray or RGB and perhaps alpha, uint8, uint16, or
+            float on the [0, 1] scale, where values may lie outside; a PIL image, a tensor, or the
+            path of an image file (see `nlrn.images.as_image`).
 
     Raises:
         ValueError: the shape or dtype is another one, or a value is not finite.
@@ -47,8 +47,6 @@ def estimate_sigma(image: np.ndarray | str | Path) -> float:
         Signal Processing 2009, https://doi.org/10.1016/j.sigpro.2009.04.035
     """
     pixels = images.to_float(images.as_image(image).pixels)
-    if not np.isfinite(pixels).all():
-        raise ValueError("image has values that float32 cannot hold")
     channels = pixels.reshape(*pixels.shape[:2], -1)
     sigmas = [_estimate_channel(channels[..., c]) for c in range(channels.shape[2])]
     # The noise is taken to be the same in all channels, so one that is off (blank, or all
@@ -109,8 +107,8 @@ def _noise_eigenvalue(patches: np.ndarray) -> float:
     The k sample eigenvalues that hold nothing but noise of variance v spread over
     v (1 - sqrt(k/N))^2 .. v (1 + sqrt(k/N))^2: the lower edge gives v, the upper edge gives k.
     """
-    centred = patches - patches.mean(axis=0)
-    eigenvalues = np.linalg.eigvalsh(centred.T @ centred / len(patches))
+    centered = patches - patches.mean(axis=0)
+    eigenvalues = np.linalg.eigvalsh(centered.T @ centered / len(patches))
     smallest = max(float(eigenvalues[0]), 0.0)
     count = DIM
     for _ in range(4):

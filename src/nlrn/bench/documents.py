@@ -6,14 +6,14 @@ A table stands between `<!-- bench TABLE full -->` (or `compact`) and `<!-- /ben
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from nlrn import weights
+from nlrn import atomic, weights
 from nlrn.bench import methods, tables
-from nlrn.bench.report import BASE, Mean, markdown, means, pair, shown
-from nlrn.bench.run import Row, read_rows, write_json, write_text
-from nlrn.bench.tables import TABLES, Printed, Table
+from nlrn.bench.report import BASE, Mean, difference, markdown, means, pair, render
+from nlrn.bench.run import Row, read_rows, write_json
+from nlrn.bench.tables import TABLES, Figures, Table
 
 ROWS = Path("docs") / "results"  # one file of rows for each table
 DOCUMENTS = (Path("README.md"), Path("docs") / "results.md")
@@ -33,9 +33,9 @@ def write(rows: Sequence[Row], root: Path) -> list[Path]:
             raise ValueError(f"{root / document}: no such file; run this in the repository's root")
     folder = root / ROWS
     folder.mkdir(exist_ok=True)
-    known = {(row.table, row.key): row for row in stored(root)}
+    known = {(row.table, row.key): row for row in stored_rows(root)}
     known |= {(row.table, row.key): row for row in rows}
-    kept = current(known.values())
+    kept = current_rows(known.values())
     before = {path: _content(path) for path in (*_row_files(root), *map(root.joinpath, DOCUMENTS))}
     for name, file in zip(TABLES, _row_files(root), strict=True):
         if own := [row.to_json() for row in kept if row.table == name]:
@@ -44,7 +44,7 @@ def write(rows: Sequence[Row], root: Path) -> list[Path]:
             file.unlink(missing_ok=True)
     for document in DOCUMENTS:
         path = root / document
-        write_text(path, filled(path.read_text(encoding="utf-8"), kept))
+        atomic.write_text(path, fill(path.read_text(encoding="utf-8"), kept))
     return [path for path, content in before.items() if _content(path) != content]
 
 
@@ -56,25 +56,25 @@ def _row_files(root: Path) -> list[Path]:
     return [root / ROWS / f"{name}.json" for name in TABLES]
 
 
-def stored(root: Path) -> list[Row]:
+def stored_rows(root: Path) -> list[Row]:
     """The rows behind the documents."""
     return read_rows(_row_files(root), missing_ok=True)
 
 
-def current(rows: Iterable[Row]) -> list[Row]:
+def current_rows(rows: Iterable[Row]) -> list[Row]:
     """Rows of the tables as they are now: a network's only with the weight in the package."""
-    return [row for row in rows if row.table in TABLES and _is_current(row)]
+    labels = {name: methods.weight_label(name) for name in weights.manifest()}
+    return [row for row in rows if row.table in TABLES and _is_current(row, labels)]
 
 
-def _is_current(row: Row) -> bool:
+def _is_current(row: Row, labels: Mapping[str, str]) -> bool:
     table = TABLES[row.table]
     if row.method not in table.weights:
         return row.method in methods.names(table)
-    name = table.weights[row.method].get(row.level, "")
-    return name in weights.manifest() and row.version == methods.weight_label(name)
+    return row.version == labels.get(table.weights[row.method].get(row.level, ""))
 
 
-def filled(document: str, rows: Sequence[Row]) -> str:
+def fill(document: str, rows: Sequence[Row]) -> str:
     """The document with every table between its marks written anew."""
     found = means(rows)
 
@@ -84,7 +84,7 @@ def filled(document: str, rows: Sequence[Row]) -> str:
             raise ValueError(f"a table in the documents is full or compact, not {form!r}")
         named = tables.find(name)
         full = form == "full"
-        body = markdown(shown(named, found, everywhere=True)) if full else compact(named, found)
+        body = markdown(render(named, found, everywhere=True)) if full else compact(named, found)
         return f"{start}{body}{end}"
 
     return _BLOCK.sub(table, document)
@@ -95,7 +95,7 @@ def compact(table: Table, found: Sequence[Mean]) -> str:
     own = [m for m in found if m.table == table.name and m.complete]
     ours = [name for name in methods.NETWORKS if any(m.method == name for m in own)]
     places = dict.fromkeys((m.set, m.level) for m in own if m.method in ours)
-    paper = {place: tables.printed(table.name, *place) for place in places}
+    paper = {place: tables.published(table.name, *place) for place in places}
     rivals = [name for name in RIVALS if any(name in cells for cells in paper.values())]
     measured = [name for name in MEASURED if any(m.method == name for m in own)]
     columns = ["set", "scale" if table.task == "sr" else "sigma"]
@@ -103,37 +103,34 @@ def compact(table: Table, found: Sequence[Mean]) -> str:
     columns += [f"{name}, ours" for name in ours] + [f"{name}, paper" for name in known]
     columns += [f"{name}, here" for name in measured] + [f"{name}, paper" for name in rivals]
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-    for place, printed in paper.items():
+    for place, published in paper.items():
         here = {m.method: m for m in own if (m.set, m.level) == place}
-        gains = tables.other_protocol(table.name, place[0])
-        ours_over = here.get(BASE, Printed()).psnr if gains else 0.0
-        paper_over = printed.get("BM3D", Printed()).psnr if gains else 0.0
-        cells = [_ours(here.get(name), ours_over, printed.get(name), paper_over) for name in ours]
-        cells += [_cell(printed.get(name), paper_over) for name in known]
+        gains = tables.has_unknown_protocol(table.name, place[0])
+        base = here.get(BASE, Figures()).psnr if gains else 0.0
+        paper_base = published.get("BM3D", Figures()).psnr if gains else 0.0
+        cells = [_ours(here.get(name), base, published.get(name), paper_base) for name in ours]
+        cells += [_cell(published.get(name), paper_base) for name in known]
         cells += [_cell(here.get(name)) for name in measured]
-        cells += [_cell(printed.get(name)) for name in rivals]
+        cells += [_cell(published.get(name)) for name in rivals]
         line = [place[0], table.level(place[1]), *(cell or "-" for cell in cells)]
         lines.append(f"| {' | '.join(line)} |")
     return "\n".join(lines) + "\n"
 
 
 def _ours(
-    mean: Mean | None, base: float | None, paper: Printed | None, paper_base: float | None
+    mean: Mean | None, base: float | None, paper: Figures | None, paper_base: float | None
 ) -> str:
-    """Ours; bold where it is at or above the paper's, both measured from their bases."""
-    text, here, printed = _cell(mean, base), _over(mean, base), _over(paper, paper_base)
-    return text if here is None or printed is None or here < printed else f"**{text}**"
+    """Our figures; bold where they are at or above the paper's, both taken from their bases."""
+    text, here, there = _cell(mean, base), _gain(mean, base), _gain(paper, paper_base)
+    return text if here is None or there is None or here < there else f"**{text}**"
 
 
-def _cell(figures: Mean | Printed | None, base: float | None = 0.0) -> str:
+def _cell(figures: Mean | Figures | None, base: float | None = 0.0) -> str:
     """PSNR and SSIM, and the gain over the base if that is a method's."""
     text = pair(figures.psnr, figures.ssim) if figures else ""
-    gain = _over(figures, base)
+    gain = _gain(figures, base)
     return f"{text} ({gain:+.2f})" if base and gain is not None else text
 
 
-def _over(figures: Mean | Printed | None, base: float | None) -> float | None:
-    """Of the printed digits."""
-    if figures is None or figures.psnr is None or base is None:
-        return None
-    return round(round(figures.psnr, 2) - round(base, 2), 2)
+def _gain(figures: Mean | Figures | None, base: float | None) -> float | None:
+    return difference(figures.psnr, base) if figures else None

@@ -6,26 +6,27 @@ scale; for super-resolution it is the scale, and the degraded image is the small
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from nlrn import __version__, datasets, weights
 from nlrn.bench.tables import Table
 from nlrn.degrade import imresize
-
-if TYPE_CHECKING:
-    import torch
+from nlrn.hardware import choose_device
+from nlrn.images import Image
+from nlrn.inference import Settings
+from nlrn.inference.overlap import restore_patches
+from nlrn.restoration import ClassicDenoiser, Denoiser, Upscaler
+from nlrn.restoration.base import from_planes, to_planes
 
 Restorer = Callable[[np.ndarray, int], np.ndarray]
 PROTOCOLS = ("whole", "overlap")
-PRECISIONS = ("fp32", "bf16")
 
 
 class UnavailableError(ValueError):
@@ -70,7 +71,7 @@ def nlm_skimage(degraded: np.ndarray, level: int) -> np.ndarray:
     return np.asarray(cleaned)
 
 
-# name -> what it computes, for each task. `nlrn bench --methods` takes these, CLASSIC and NETWORKS.
+# Task -> name -> what it computes. `nlrn bench run --methods` takes these, CLASSIC and NETWORKS.
 BASELINES: dict[str, dict[str, Restorer]] = {
     "denoise": {
         "noisy": noisy,
@@ -80,7 +81,7 @@ BASELINES: dict[str, dict[str, Restorer]] = {
     },
     "sr": {"bicubic": bicubic},
 }
-# Our own, for denoising: name -> that of `nlrn.restoration.denoise.CLASSIC`
+# Our own, for denoising: name -> that of `ClassicDenoiser`
 CLASSIC = {"NLM": "nlm", "LSSC": "lssc", "BM3D": "bm3d", "WNNM": "wnnm"}
 # name -> views that are averaged; which weight it runs with is the table's business
 NETWORKS = {"NLRN": 1, "NLRN-MV": 8, "NLRN-400": 1, "NLRN-300": 1, "NLRN-300-MV": 8}
@@ -96,37 +97,34 @@ _NEEDS = {
 
 
 @dataclass(frozen=True)
-class Setting:
-    """How networks run; the classic methods take the device from it.
+class MethodOptions:
+    """How methods run.
 
     Attributes:
-        protocol: "whole" for the whole image at once (or its tiles), "overlap" for the authors'
-            patches of 45 pixels at stride 7, averaged.
-        dtype: "fp32" or "bf16".
-        device: "auto" takes a GPU where there is one.
+        protocol: "whole" for what users get, "overlap" for the authors' patches of 45 pixels at
+            stride 7, averaged; networks alone know it.
         weight: a file or a name to run networks with instead of the table's weights.
+        settings: how networks run, but for the views, which a method's name says; the classic
+            methods take the device from it.
     """
 
     protocol: str = "whole"
-    dtype: str = "fp32"
-    device: str = "auto"
     weight: str | None = None
+    settings: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
             raise ValueError(f"protocol must be {' or '.join(PROTOCOLS)}, got {self.protocol!r}")
-        if self.dtype not in PRECISIONS:
-            raise ValueError(f"dtype must be {' or '.join(PRECISIONS)}, got {self.dtype!r}")
 
 
 @dataclass(frozen=True)
-class Bound:
+class PreparedMethod:
     """A method with all it needs.
 
     Attributes:
         restore: (degraded, level) -> restored.
-        version: what computed it: the weight and its sha256, or a package and its version.
-        protocol: "whole", or "overlap" for a network that ran so.
+        version: what computes it: the weight and its fingerprint, or a package and its version.
+        protocol: "whole", or "overlap" for a network that runs so.
         precision: of what runs in PyTorch; empty otherwise.
         device: where it runs.
     """
@@ -145,25 +143,22 @@ def names(table: Table) -> list[str]:
     return [*BASELINES[table.task], *classic, *networks]
 
 
-def weight_of(table: Table, method: str, level: int, setting: Setting) -> str:
-    """The weight that a network runs with."""
-    return setting.weight or table.weights[method][level]
-
-
-def bind(table: Table, image_set: str, level: int, method: str, setting: Setting) -> Bound:
+def prepare(
+    table: Table, image_set: str, level: int, method: str, options: MethodOptions
+) -> PreparedMethod:
     """The method ready to run on a set at a level.
 
     Raises:
         UnavailableError: if a package or a weight is missing.
     """
     if method in BASELINES[table.task]:
-        return Bound(BASELINES[table.task][method], _package_version(method))
+        return PreparedMethod(BASELINES[table.task][method], _package_version(method))
     if method in CLASSIC:
-        return classic_method(CLASSIC[method], setting.device)
-    name = weight_of(table, method, level, setting)
-    if name not in weights.manifest() and not setting.weight:
+        return prepare_classic(CLASSIC[method], options.settings.device)
+    name = options.weight or table.weights[method][level]
+    if name not in weights.manifest() and not options.weight:
         raise UnavailableError(f"{method} at {table.level(level)}: no weight {name!r} yet")
-    return network(name, image_set, NETWORKS[method], table.task, setting)
+    return prepare_network(name, image_set, NETWORKS[method], table.task, options)
 
 
 def _package_version(method: str) -> str:
@@ -175,67 +170,72 @@ def _package_version(method: str) -> str:
     return f"{distribution} {metadata.version(distribution)}"
 
 
-def classic_method(name: str, device: str) -> Bound:
-    """A classic method of this package."""
-    from nlrn.hardware import choose_device
-    from nlrn.restoration import denoise as tasks
+def prepare_classic(name: str, device: str) -> PreparedMethod:
+    """A classic method of this package, ready to run."""
+    run = _whole(ClassicDenoiser(name, device=device))
+    return PreparedMethod(run, f"nlrn {__version__}", precision="fp32", device=_device_name(device))
 
-    where = choose_device(device)
 
+def prepare_network(
+    name: str, image_set: str, views: int, task: str, options: MethodOptions
+) -> PreparedMethod:
+    """A trained network, ready to run; refused on images that it has been trained on."""
+    label, settings = weight_label(name), replace(options.settings, views=views)
+    check_no_leakage(name, image_set)
+    is_whole = options.protocol == "whole"
+    if task == "denoise":
+        denoiser = Denoiser(name, settings=settings)
+        run = _whole(denoiser) if is_whole else _denoised_patches(denoiser)
+    else:
+        upscaler = Upscaler(model=name, settings=settings)
+        run = _whole(upscaler) if is_whole else _upscaled_patches(upscaler)
+    device = _device_name(settings.device)
+    return PreparedMethod(run, label, options.protocol, settings.dtype, device)
+
+
+def _whole(restoration: Denoiser | ClassicDenoiser | Upscaler) -> Restorer:
+    """What users get: float pixels, so that nothing is rounded before it is measured."""
+    return lambda degraded, level: restoration.restore(Image(degraded), level).image.pixels
+
+
+def _denoised_patches(denoiser: Denoiser) -> Restorer:
     def run(degraded: np.ndarray, level: int) -> np.ndarray:
-        return tasks.CLASSIC[name](degraded, level, device=where)
+        network, noisy = denoiser.engine_for(level).network, _batch(degraded)
+        planes = to_planes(noisy, network.in_channels)
+        given = network.condition(planes, level)
+        removed = given.removed(restore_patches(network, given.input, denoiser.settings))
+        return from_planes(planes - removed, noisy)[0, 0].double().numpy()
 
-    version = f"nlrn {__version__}"
-    return Bound(run, version, precision="fp32", device=_device_name(where))
+    return run
 
 
-def network(name: str, image_set: str, views: int, task: str, setting: Setting) -> Bound:
-    """A trained network, refused on images that it has been trained on."""
-    refuse_seen(name, image_set)
-    import torch
-
-    from nlrn.hardware import choose_device
-    from nlrn.inference.engine import restore, restore_patches
-    from nlrn.models.nlrn import NLRN
-    from nlrn.restoration.denoise import DTYPES
-
-    model, device = NLRN.from_pretrained(name), choose_device(setting.device)
-    dtype = DTYPES[setting.dtype]
-
+def _upscaled_patches(upscaler: Upscaler) -> Restorer:
     def run(degraded: np.ndarray, level: int) -> np.ndarray:
-        image = degraded if task == "denoise" else imresize(degraded, level)
-        given = torch.from_numpy(image)[None, None].float()
-        if setting.protocol == "overlap":
-            result = restore_patches(model, given, views=views, dtype=dtype, device=device)
-        else:
-            result = restore(model, given, views=views, dtype=dtype, device=device)
+        large = _batch(imresize(degraded, level))
+        result = restore_patches(upscaler.engine.network, large, upscaler.settings)
         return result[0, 0].double().numpy()
 
-    where = _device_name(device)
-    return Bound(run, weight_label(name), setting.protocol, setting.dtype, where)
+    return run
 
 
-def _device_name(device: torch.device) -> str:
-    import torch
+def _batch(image: np.ndarray) -> torch.Tensor:
+    """The image [H, W] as a batch [1, 1, H, W], float32."""
+    return torch.from_numpy(image)[None, None].float()
 
+
+def _device_name(asked: str) -> str:
+    device = choose_device(asked)
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
 
 
 def weight_label(name: str) -> str:
-    """Name and sha256 of a weight, so that a row says what it was made with."""
-    if name in weights.manifest():
-        return f"{name}@{weights.manifest()[name].sha256[:12]}"
-    if not Path(name).is_file():
-        raise ValueError(f"{name}: neither a file nor a model of the package")
-    return f"{Path(name).name}@{hashlib.sha256(Path(name).read_bytes()).hexdigest()[:12]}"
+    """Name and fingerprint of a weight, so that a row says what it was made with."""
+    return f"{Path(name).name}@{weights.fingerprint(name)}"
 
 
-def refuse_seen(name: str, image_set: str) -> None:
+def check_no_leakage(name: str, image_set: str) -> None:
     """Raises if the weight or one of its ancestors has been trained on the test set."""
-    entry = weights.manifest().get(name)
-    noted = weights.load(name).notes.get("data", "") if entry is None else ""
-    sets = entry.data if entry else tuple(part for part in noted.split(",") if part.strip())
-    seen = frozenset().union(*(_folders(part.strip()) for part in sets))
+    seen = frozenset().union(*map(_folders, weights.load(name).card.training_sets))
     if common := seen & datasets.origins(image_set):
         raise ValueError(f"{name} was trained on {', '.join(sorted(common))}: not for {image_set}")
 

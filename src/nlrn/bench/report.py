@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -12,9 +12,10 @@ from typing import Any
 from nlrn import datasets, weights
 from nlrn.bench import methods, tables
 from nlrn.bench.run import Row
-from nlrn.bench.tables import TABLES, Printed, Table
+from nlrn.bench.tables import TABLES, Figures, Table
 
 BETTER = "▲"  # at a figure of ours that is above the paper's
+MISPRINT, OTHER = "†", "‡"  # at a figure of the paper: its SSIM, or its protocol
 BASE = "BM3D-package"  # what gains are measured over: the program that everyone has
 COLUMNS = ("set", "level", "method", "ours", "paper", "difference", "over BM3D", "s", "how")
 
@@ -48,10 +49,10 @@ class Mean:
     seed: int
 
     def to_json(self) -> dict[str, Any]:
-        """With the paper's figures; an infinite PSNR is the text "inf"."""
-        paper = tables.printed_for(self.table, self.set, self.level, self.method)
+        """The mean and the paper's figures for JSON; an infinite PSNR is the text "inf"."""
+        paper = tables.published_for(self.table, self.set, self.level, self.method)
         number = self.psnr if math.isfinite(self.psnr) else str(self.psnr)
-        own = {**vars(self), "psnr": number, "ssim": self.ssim}
+        own = vars(self) | {"psnr": number}
         return own | {"paper_psnr": paper.psnr, "paper_ssim": paper.ssim}
 
 
@@ -95,7 +96,7 @@ def _place(mean: Mean) -> tuple[Any, ...]:
 
 def _method_order(table: Table, image_set: str, level: int) -> list[str]:
     """Baselines that the paper does not have, the paper's methods in its order, other networks."""
-    paper = [name for name, cell in tables.printed(table.name, image_set, level).items()
+    paper = [name for name, cell in tables.published(table.name, image_set, level).items()
              if cell.psnr is not None]  # fmt: skip
     known = methods.names(table)
     own = [name for name in known if name not in paper]
@@ -115,23 +116,23 @@ def to_json(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A table ready to be printed: a heading, columns, lines of text, remarks below."""
+class RenderedTable:
+    """A table as text: title, columns, lines, remarks below."""
 
-    table: Table
+    title: str
     columns: tuple[str, ...]
     lines: list[tuple[str, ...]]
     remarks: list[str]
 
 
-def everything(rows: Sequence[Row]) -> list[Shown]:
+def render_all(rows: Sequence[Row]) -> list[RenderedTable]:
     """Every table that the rows belong to."""
     found = means(rows)
     names = dict.fromkeys(mean.table for mean in found)
-    return [shown(tables.find(name), found) for name in names]
+    return [render(tables.find(name), found) for name in names]
 
 
-def shown(table: Table, found: Sequence[Mean], *, everywhere: bool = False) -> Shown:
+def render(table: Table, found: Sequence[Mean], *, everywhere: bool = False) -> RenderedTable:
     """Our means beside the paper's figures.
 
     Args:
@@ -144,16 +145,16 @@ def shown(table: Table, found: Sequence[Mean], *, everywhere: bool = False) -> S
     if everywhere:
         places = dict.fromkeys(product(table.sets, table.levels))
     lines, remarks = [], [table.protocol]
-    for image_set, level in places:
-        paper = tables.printed(table.name, image_set, level)
-        here = [mean for mean in own if (mean.set, mean.level) == (image_set, level)]
-        for method in _method_order(table, image_set, level):
-            measured = [mean for mean in here if mean.method == method]
-            for mean in measured:
-                base = _base(here, mean)
-                lines.append(_line(table, image_set, level, method, mean, base, remarks))
+    for place in places:
+        paper = tables.published(table.name, *place)
+        here = [mean for mean in own if (mean.set, mean.level) == place]
+        for method in _method_order(table, *place):
+            measured: list[Mean | None] = [mean for mean in here if mean.method == method]
             if not measured and method in paper:
-                lines.append(_line(table, image_set, level, method, None, None, remarks))
+                measured = [None]
+            for mean in measured:
+                lines.append(_line(table, *place, method, mean, here))
+                remarks += _notes(table, *place, method).values()
     if any(BETTER in line[5] for line in lines):
         remarks.append(f"{BETTER}: above the paper's figure.")
     if any("(" in line[6] for line in lines):
@@ -168,51 +169,45 @@ def shown(table: Table, found: Sequence[Mean], *, everywhere: bool = False) -> S
         columns, lines = _without(columns, lines, "over BM3D")
     if tables.facts(table.name):
         columns, lines = _with_facts(table, own, columns, lines)
-    return Shown(table, columns, lines, list(dict.fromkeys(remarks)))
-
-
-def _base(here: list[Mean], mean: Mean) -> Mean | None:
-    """BM3D by its package on the same images with the same noise."""
-    wanted = (BASE, mean.seed, mean.images)
-    return next((m for m in here if (m.method, m.seed, m.images) == wanted), None)
+    return RenderedTable(table.title, columns, lines, list(dict.fromkeys(remarks)))
 
 
 def _line(
-    table: Table, image_set: str, level: int, method: str, mean: Mean | None, base: Mean | None,
-    remarks: list[str],
-) -> tuple[str, ...]:  # fmt: skip
-    cells = tables.printed(table.name, image_set, level)
-    paper = tables.printed_for(table.name, image_set, level, method)
-    printed = pair(paper.psnr, paper.ssim)
-    if note := tables.misprint(table.name, image_set, level, method):
-        printed += " †"
-        remarks.append(f"†: {image_set}, {table.level(level)}, {method}: {note} (a misprint).")
-    if paper.psnr is not None and tables.other_protocol(table.name, image_set):
-        printed += " ‡"
-        remarks.append(
-            f"‡: {image_set}, the paper's figures follow another protocol (its BM3D is 0.3 to "
-            "0.6 dB from what BM3D gives on these images); compare the gains over BM3D."
-        )
-    gain_paper = _difference(paper.psnr, cells.get("BM3D", Printed()).psnr)
-    gain = _difference(mean.psnr if mean else None, base.psnr if base else None)
-    if method == BASE:
-        gain = None
-    if method in (BASE, "BM3D"):
-        gain_paper = None
+    table: Table, image_set: str, level: int, method: str, mean: Mean | None, here: list[Mean]
+) -> tuple[str, ...]:
+    """The cells of a line; `here` are all means of its set and level."""
+    paper = tables.published_for(table.name, image_set, level, method)
+    notes = _notes(table, image_set, level, method)
     return (
         image_set,
         table.level(level),
         method,
         _ours(mean),
-        printed or "-",
-        _differences(mean, paper, bool(note), tables.other_protocol(table.name, image_set)),
-        _gain(gain, gain_paper),
+        " ".join([pair(paper.psnr, paper.ssim) or "-", *notes]),
+        _differences(mean, paper, notes),
+        _gains(table, image_set, level, method, mean, here),
         f"{mean.seconds:.2f}" if mean else "",
         _how(mean) if mean else "",
     )
 
 
+def _notes(table: Table, image_set: str, level: int, method: str) -> dict[str, str]:
+    """What is to be said about a figure of the paper: mark at the figure -> remark."""
+    found = {}
+    if note := tables.misprint(table.name, image_set, level, method):
+        where = f"{image_set}, {table.level(level)}, {method}"
+        found[MISPRINT] = f"{MISPRINT}: {where}: {note} (a misprint)."
+    paper = tables.published_for(table.name, image_set, level, method)
+    if paper.psnr is not None and tables.has_unknown_protocol(table.name, image_set):
+        found[OTHER] = (
+            f"{OTHER}: {image_set}, the paper's figures follow another protocol (its BM3D is 0.3 "
+            "to 0.6 dB from what BM3D gives on these images); compare the gains over BM3D."
+        )
+    return found
+
+
 def pair(psnr: float | None, ssim: float | None) -> str:
+    """PSNR and SSIM with the digits that papers have; empty without a PSNR."""
     if psnr is None:
         return ""
     return f"{psnr:.2f}" if ssim is None else f"{psnr:.2f} / {ssim:.4f}"
@@ -222,34 +217,50 @@ def _ours(mean: Mean | None) -> str:
     if mean is None:
         return "-"
     exact = f" ({mean.exact} exact)" if mean.exact and math.isfinite(mean.psnr) else ""
-    part = "" if mean.complete else f" ({mean.images} of {len(datasets.published(mean.set))})"
-    return pair(mean.psnr, mean.ssim) + exact + part
+    count = "" if mean.complete else f" ({mean.images} of {len(datasets.published(mean.set))})"
+    return pair(mean.psnr, mean.ssim) + exact + count
 
 
-def _differences(mean: Mean | None, paper: Printed, is_misprint: bool, is_other: bool) -> str:
-    """Ours minus the paper's; nothing where the two cannot be compared."""
-    if mean is None or paper.psnr is None or not mean.complete or mean.exact or is_other:
+def _differences(mean: Mean | None, paper: Figures, notes: Container[str]) -> str:
+    """Ours minus the paper's; empty where the two cannot be compared."""
+    if mean is None or not mean.complete or mean.exact or OTHER in notes:
         return ""
-    psnr = _difference(mean.psnr, paper.psnr)
-    assert psnr is not None
+    psnr = difference(mean.psnr, paper.psnr)
+    if psnr is None:
+        return ""
     text = f"{psnr:+.2f}"
-    if paper.ssim is not None and not is_misprint:
+    if paper.ssim is not None and MISPRINT not in notes:
         text += f" / {round(mean.ssim, 4) - paper.ssim:+.4f}"
     return f"{text} {BETTER}" if psnr > 0 else text
 
 
-def _difference(a: float | None, b: float | None) -> float | None:
-    """Of the printed digits, so that the columns of a table add up."""
-    return None if a is None or b is None else round(a, 2) - round(b, 2)
+def difference(a: float | None, b: float | None) -> float | None:
+    """Difference of the digits that are shown, so that the columns of a table add up."""
+    return None if a is None or b is None else round(round(a, 2) - round(b, 2), 2)
 
 
-def _gain(ours: float | None, paper: float | None) -> str:
-    here = "" if ours is None else f"{ours:+.2f}"
-    return here if paper is None else f"{here} ({paper:+.2f})".strip()
+def _gains(
+    table: Table, image_set: str, level: int, method: str, mean: Mean | None, here: list[Mean]
+) -> str:
+    """PSNR above BM3D's, ours (and the paper's)."""
+    cells = tables.published(table.name, image_set, level)
+    ours = paper = None
+    if mean is not None and method != BASE:
+        ours = difference(mean.psnr, _base_psnr(here, mean))
+    if method not in (BASE, "BM3D"):
+        paper = difference(cells.get(method, Figures()).psnr, cells.get("BM3D", Figures()).psnr)
+    text = "" if ours is None else f"{ours:+.2f}"
+    return text if paper is None else f"{text} ({paper:+.2f})".strip()
+
+
+def _base_psnr(here: list[Mean], mean: Mean) -> float | None:
+    """That of BM3D by its package on the same images with the same noise."""
+    wanted = (BASE, mean.seed, mean.images)
+    return next((m.psnr for m in here if (m.method, m.seed, m.images) == wanted), None)
 
 
 def _how(mean: Mean) -> str:
-    """The protocol of a number in a few words."""
+    """How a number came about, in a few words."""
     seed = f", seed {mean.seed}" if mean.seed else ""
     if not mean.precision:
         return mean.version + seed
@@ -271,9 +282,9 @@ def _with_facts(
     table: Table, found: list[Mean], columns: tuple[str, ...], lines: list[tuple[str, ...]]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Adds what the paper says about each method, and what is true of ours where it differs."""
-    printed, wider = tables.facts(table.name), []
+    published, wider = tables.facts(table.name), []
     for line in lines:
-        paper = printed.get(line[2], {})
+        paper = published.get(line[2], {})
         ours = next((_own_facts(m) for m in found if m.method == line[2]), {})
         texts = [_fact(key, paper.get(key), ours.get(key)) for key in _FACTS]
         wider.append((*line[:3], *texts, *line[3:]))
@@ -305,17 +316,17 @@ def _own_facts(mean: Mean) -> dict[str, Any]:
         "shared": True,
         "parameters_k": facts["convolution_parameters"] // 1000,
         "training_images": sum(
-            len(datasets.published(part)) for part in weights.manifest()[name].data
+            len(datasets.published(name)) for name in weights.manifest()[name].card.training_sets
         ),
     }
 
 
-def text(table: Shown) -> str:
+def text(table: RenderedTable) -> str:
     """The table for a terminal: a paragraph for each set and level, the widest column last."""
     names, level = table.columns[2:], table.columns[1]
     widths = [max(len(line[i + 2]) for line in [table.columns, *table.lines])
               for i in range(len(names))]  # fmt: skip
-    parts, last = [table.table.title], ""
+    parts, last = [table.title], ""
     for line in table.lines:
         heading = f"{line[0]}, {level} {line[1]}"
         if heading != last:
@@ -332,7 +343,7 @@ def _aligned(cells: Sequence[str], names: Sequence[str], widths: Sequence[int]) 
     return ("  " + "  ".join(texts)).rstrip()
 
 
-def markdown(table: Shown) -> str:
+def markdown(table: RenderedTable) -> str:
     """The table as Markdown, remarks below."""
     head = [f"| {' | '.join(table.columns)} |", "|" + "---|" * len(table.columns)]
     body = [f"| {' | '.join(line)} |" for line in table.lines]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -17,11 +15,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
-from nlrn import datasets, degrade
+from nlrn import atomic, datasets, degrade, metrics
 from nlrn.bench import methods
-from nlrn.bench.methods import Bound, Setting, UnavailableError
+from nlrn.bench.methods import MethodOptions, PreparedMethod, UnavailableError
 from nlrn.bench.tables import Table
+from nlrn.errors import one_line
 
 SAVE_SECONDS = 2.0  # between two writes of a cell's file; a kill loses no more work than this
 _Choice = TypeVar("_Choice", int, str)
@@ -38,7 +38,7 @@ class Row:
         seconds: that the method took.
         seed: of the table's noise.
         protocol: "whole", or "overlap" for a network on averaged patches.
-        version: the weight and its sha256, or the package and its version.
+        version: the weight and its fingerprint, or the package and its version.
         precision, device: of what ran in PyTorch.
     """
 
@@ -63,7 +63,7 @@ class Row:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What decides its figures; the device is of no account, the table neither."""
+        """All that decides its figures; the device is of no account, the table neither."""
         method = methods.SAME_AS.get(self.method, self.method)
         return (
             self.set, self.level, method, self.image, self.seed, self.protocol,
@@ -71,7 +71,7 @@ class Row:
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON can hold it, which knows no infinity: the PSNR of an exact result is "inf"."""
+        """The row for JSON, which knows no infinity: the PSNR of an exact result is "inf"."""
         values = asdict(self)
         return values | {"psnr": values["psnr"] if math.isfinite(self.psnr) else str(self.psnr)}
 
@@ -89,37 +89,37 @@ class Cell:
     set: str
     level: int
     method: str
-    bound: Bound
+    prepared: PreparedMethod
     files: tuple[Path, ...]
 
     def file(self, folder: Path) -> Path:
         """Where its rows are kept."""
-        name = f"{self.table.name}_{self.set}_{self.level}_{self.method}_{self.bound.protocol}"
+        name = f"{self.table.name}_{self.set}_{self.level}_{self.method}_{self.prepared.protocol}"
         return folder / f"{name}.json"
 
 
 def plan(
     table: Table,
     root: Path,
-    setting: Setting,
+    options: MethodOptions,
     *,
     sets: Sequence[str] | None = None,
     levels: Sequence[int] | None = None,
     wanted: Sequence[str] | None = None,
     limit: int | None = None,
-    part: tuple[int, int] = (1, 1),
+    shard: tuple[int, int] = (1, 1),
 ) -> tuple[list[Cell], list[str]]:
     """The cells to run, and a line for each method that cannot run here.
 
     Args:
         table: which table.
         root: the data root.
-        setting: how networks run.
-        sets: part of the table's sets; None for all.
-        levels: part of its levels.
+        options: how methods run.
+        sets: some of the table's sets; None for all.
+        levels: some of its levels.
         wanted: methods; None for those that the table names.
         limit: the first images of each set only.
-        part: (k, n) for every n-th image of each set from the k-th on, as one of n machines.
+        shard: (k, n) for every n-th image of each set from the k-th on, as one of n machines.
 
     Raises:
         ValueError: if a choice is not in the table, or no method that was asked for can run.
@@ -130,28 +130,28 @@ def plan(
     chosen = _choose("method", wanted, known, table) if wanted is not None else table.methods
     cells, notes = [], []
     for image_set in _choose("set", sets, table.sets, table):
-        files = tuple(datasets.image_files(image_set, root, part=part)[:limit])
+        files = tuple(datasets.image_files(image_set, root, shard=shard)[:limit])
         for level in _choose("level", levels, table.levels, table):
             for method in chosen:
                 try:
-                    bound = methods.bind(table, image_set, level, method, setting)
+                    prepared = methods.prepare(table, image_set, level, method, options)
                 except UnavailableError as error:
                     notes.append(str(error))
                     continue
-                cells.append(Cell(table, image_set, level, method, bound, files))
+                cells.append(Cell(table, image_set, level, method, prepared, files))
     notes = list(dict.fromkeys(notes))
     if not cells and wanted is not None:
         raise ValueError("; ".join(notes))
     return cells, notes
 
 
-def part_of(text: str) -> tuple[int, int]:
-    """The part (k, n) that "k/n" names."""
+def parse_shard(text: str) -> tuple[int, int]:
+    """The shard (k, n) that "k/n" names."""
     first, _, every = text.partition("/")
     try:
         return int(first), int(every)
     except ValueError:
-        raise ValueError(f"part must be such as 1/2, got {text!r}") from None
+        raise ValueError(f"shard must be such as 1/2, got {text!r}") from None
 
 
 def _choose(
@@ -222,10 +222,10 @@ def _key(cell: Cell, file: Path, seed: int) -> tuple[Any, ...]:
 
 
 def _row(cell: Cell, file: Path, seed: int, psnr: float, ssim: float, seconds: float) -> Row:
-    bound = cell.bound
+    prepared = cell.prepared
     return Row(
         cell.table.name, cell.set, cell.level, cell.method, file.stem, psnr, ssim, seconds, seed,
-        bound.protocol, bound.version, bound.precision, bound.device,
+        prepared.protocol, prepared.version, prepared.precision, prepared.device,
     )  # fmt: skip
 
 
@@ -236,21 +236,17 @@ def _measure(cell: Cell, file: Path, seed: int) -> Row:
     )
     begun = time.perf_counter()
     try:
-        restored = cell.bound.restore(degraded, cell.level)
+        restored = cell.prepared.restore(degraded, cell.level)
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{cell.method} on {cell.set}/{file.name}: {reason}") from error
+        where = f"{cell.method} on {cell.set}/{file.name}"
+        raise ValueError(f"{where}: {one_line(error)}") from error
     seconds = time.perf_counter() - begun
-    psnr, ssim = figures_of(restored, clean, border=cell.level if cell.table.task == "sr" else 0)
+    psnr, ssim = score(restored, clean, border=cell.level if cell.table.task == "sr" else 0)
     return _row(cell, file, seed, round(psnr, 4), round(ssim, 6), round(seconds, 4))
 
 
-def figures_of(restored: np.ndarray, clean: np.ndarray, *, border: int) -> tuple[float, float]:
+def score(restored: np.ndarray, clean: np.ndarray, *, border: int) -> tuple[float, float]:
     """PSNR in dB and SSIM of an image [H, W], rounded to 0..255, without its border."""
-    import torch
-
-    from nlrn import metrics
-
     images = [torch.from_numpy(np.ascontiguousarray(x))[None, None] for x in (restored, clean)]
     psnr, ssim = (m(*images, border=border, quantize=True) for m in (metrics.psnr, metrics.ssim))
     return float(psnr), float(ssim)
@@ -269,7 +265,7 @@ def degraded_pair(
 
 
 def read_rows(files: Iterable[str | Path], *, missing_ok: bool = False) -> list[Row]:
-    """Rows from files that `run` or `nlrn bench --json` wrote; of equal ones the last counts."""
+    """Rows from files that `run` or `nlrn bench` wrote; of equal ones the last counts."""
     found: dict[Any, Row] = {}
     for file in map(Path, files):
         if missing_ok and not file.exists():
@@ -292,8 +288,8 @@ def _rows_of(file: Path) -> Iterator[Row]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes JSON under a temporary name first; each row on a line of its own."""
-    write_text(path, _lines(content))
+    """Writes JSON, whole or not at all; each row on a line of its own."""
+    atomic.write_text(path, _lines(content))
 
 
 def _lines(content: Any) -> str:
@@ -303,16 +299,3 @@ def _lines(content: Any) -> str:
     if isinstance(content, list) and content:
         return "[\n" + ",\n".join(json.dumps(row) for row in content) + "\n]\n"
     return json.dumps(content) + "\n"
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file under a temporary name until it is complete."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

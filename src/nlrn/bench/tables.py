@@ -1,4 +1,4 @@
-"""What each table of the paper is made of, and the figures printed in it."""
+"""What each table of the paper is made of, and the figures published in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Table:
     """A table: every method on every set at every level.
 
     Attributes:
-        name: as `nlrn bench` takes it.
+        name: as `nlrn bench run` takes it.
         title: one line for people.
         task: "denoise", where a level is sigma on the 0..255 scale, or "sr", where it is the scale.
         protocol: how its numbers come about.
@@ -33,7 +33,7 @@ class Table:
         levels: noise levels or scales.
         methods: those that run unless others are asked for.
         weights: method -> level -> the weight of the package that it runs with. No weight may
-            have seen a set of its table: `methods.network` refuses that, and a test checks it.
+            have seen a set of its table: `methods.check_no_leakage` refuses that.
     """
 
     name: str
@@ -55,7 +55,7 @@ _BSD300 = {30: "denoise-gray-s30", 50: "denoise-gray-s50-bsd300", 70: "denoise-g
 _SR = dict.fromkeys((2, 3, 4), "sr-y")
 # LSSC and WNNM can be asked for: on a CPU they take minutes for an image.
 _CLASSIC = ("noisy", "NLM-OpenCV", "NLM-skimage", "NLM", "BM3D-package", "BM3D")
-_PRINTED_AS = {"BM3D-package": "BM3D"}  # two programs for one method of the paper
+_PUBLISHED_AS = {"BM3D-package": "BM3D"}  # two programs for one method of the paper
 
 TABLES = {
     table.name: table
@@ -115,8 +115,8 @@ def find(name: str) -> Table:
     return TABLES[name]
 
 
-class Printed(NamedTuple):
-    """A cell of the paper; None where nothing is printed."""
+class Figures(NamedTuple):
+    """PSNR in dB and SSIM of a cell of the paper; None where nothing is published."""
 
     psnr: float | None = None
     ssim: float | None = None
@@ -130,25 +130,25 @@ def _paper() -> dict[str, Any]:
     return content
 
 
-def printed(table: str, image_set: str, level: int) -> dict[str, Printed]:
-    """What the paper prints for a set and level: method -> figures."""
+def published(table: str, image_set: str, level: int) -> dict[str, Figures]:
+    """The paper's figures for a set and level by method."""
     cells = _paper()["figures"].get(table, {}).get(image_set, {}).get(str(level), {})
-    return {method: Printed(*figures) for method, figures in cells.items()}
+    return {method: Figures(*figures) for method, figures in cells.items()}
 
 
-def printed_for(table: str, image_set: str, level: int, method: str) -> Printed:
-    """What the paper prints for a method of ours."""
-    return printed(table, image_set, level).get(_PRINTED_AS.get(method, method), Printed())
+def published_for(table: str, image_set: str, level: int, method: str) -> Figures:
+    """The paper's figures for a method of ours."""
+    return published(table, image_set, level).get(_PUBLISHED_AS.get(method, method), Figures())
 
 
 def facts(table: str) -> dict[str, dict[str, Any]]:
-    """What the paper prints about the methods themselves: method -> facts."""
+    """What the paper says about the methods themselves: method -> facts."""
     content: dict[str, dict[str, Any]] = _paper()["facts"].get(table, {})
     return content
 
 
 def misprint(table: str, image_set: str, level: int, method: str) -> str:
-    """Why the SSIM printed there cannot be right; empty if nothing is known against it."""
+    """Why the SSIM published there cannot be right; empty if nothing is known against it."""
     for cell in _paper()["misprints"]:
         if (cell["table"], cell["set"], cell["level"], cell["method"]) == (
             table, image_set, level, method,
@@ -157,7 +157,7 @@ def misprint(table: str, image_set: str, level: int, method: str) -> str:
     return ""
 
 
-def other_protocol(table: str, image_set: str) -> bool:
+def has_unknown_protocol(table: str, image_set: str) -> bool:
     """Whether the paper's figures for the set follow a protocol that is not known.
 
     Its BM3D is then far from what BM3D gives on the published images, so only gains over BM3D

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nlrn.classic import parallel, patches, planes, transforms
+from nlrn.progress import Progress, part_of
 
 Pair = tuple[int, int]
 TRANSFORMS: dict[str, Callable[[int], Tensor]] = {
@@ -71,7 +72,7 @@ def denoise_bm3d(
     transform: str | tuple[str, str] = ("bior1.5", "dct"),
     beta: float | tuple[float, float] = 2.0,
     device: str | torch.device = "cpu",
-    progress: planes.Progress | None = None,
+    progress: Progress | None = None,
 ) -> np.ndarray:
     """The image without its noise, by block matching and collaborative filtering.
 
@@ -135,7 +136,7 @@ def denoise_bm3d(
         mix = OPPONENT.to(noisy) if len(noisy) == 3 else noisy.new_ones(1, 1)
         mixed = torch.einsum("dc,chw->dhw", mix, noisy)
         sigmas = (sigma / 255 * mix.norm(dim=1)).tolist()
-        halves = [planes.share(progress, half, 2) for half in (0, 1)]
+        halves = [part_of(progress, half, 2) for half in (0, 1)]
         basic = _collaborate(mixed, None, sigmas, first, hard_threshold(cut), halves[0])
         final = _collaborate(mixed, basic, sigmas, second, wiener, halves[1])
         return torch.einsum("cd,dhw->chw", torch.linalg.inv(mix), final)
@@ -178,7 +179,7 @@ def _collaborate(
     sigmas: list[float],
     stage: Stage,
     shrinkage: Shrinkage,
-    tell: planes.Progress,
+    tell: Progress,
 ) -> Tensor:
     """One step for planes [C, H, W]; groups are found in the first plane.
 

@@ -78,7 +78,7 @@ def non_local_means(
     weights = (kernel[:, None] * kernel).flatten()
     distance = _squared_distances(x * weights.sqrt(), x * weights.sqrt())
     phi = torch.exp(-(distance - bias).clamp(min=0) / h**2)
-    phi = phi * _neighbours(image.shape, window).to(x)
+    phi = phi * _neighbors(image.shape, window).to(x)
     return NonLocal(phi, x, phi.sum(1))
 
 
@@ -102,7 +102,7 @@ def attention(
         affinity: a name of `nlrn.ops.AFFINITIES`.
         bandwidth: h of the euclidean affinity.
     """
-    kind, near = AFFINITIES[affinity], _neighbours(size, window).to(theta)
+    kind, near = AFFINITIES[affinity], _neighbors(size, window).to(theta)
     scores = theta @ psi.T
     if kind.distance:
         scores = -_squared_distances(theta, psi) / bandwidth**2
@@ -116,7 +116,7 @@ def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
     return (a[:, None] - b).square().sum(2)
 
 
-def _neighbours(size: Sequence[int], window: int) -> Tensor:
+def _neighbors(size: Sequence[int], window: int) -> Tensor:
     """Whether pixel j lies in the window around pixel i [N, N]."""
     y, x = torch.cartesian_prod(*map(torch.arange, size)).T
     apart = torch.maximum((y[:, None] - y).abs(), (x[:, None] - x).abs())
@@ -129,7 +129,7 @@ def _neighbours(size: Sequence[int], window: int) -> Tensor:
 def _of_groups(
     g: Tensor, parts: Iterable[tuple[Tensor, Tensor, Tensor]], channels: int | None = None
 ) -> NonLocal:
-    """Phi and delta of groups.
+    """The operation that groups make up.
 
     Args:
         g: [N, k].
@@ -193,8 +193,8 @@ def wnnm_round(x: Tensor, index: Tensor, level: Tensor, c: float) -> NonLocal:
     """
     size = index.shape[1]
     mean = x.new_full((size, size), 1 / size)
-    centred = x[index] - mean @ x[index]
-    u, s, _ = torch.linalg.svd(centred, full_matrices=False)
+    centered = x[index] - mean @ x[index]
+    u, s, _ = torch.linalg.svd(centered, full_matrices=False)
     kept = 1 - 4 * c * math.sqrt(size) * level[:, None].square() / s.square().clamp(min=1e-30)
     factor = torch.where(kept > 0, 0.5 + 0.5 * kept.clamp(min=0).sqrt(), 0)
     matrices = (u * factor[:, None]) @ u.mT + mean

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nlrn.classic import parallel, patches, planes, spectral, transforms
+from nlrn.progress import Progress
 
 # up to this sigma: side of the patch, patches in a group. Only the row of sigma 25 has been tried
 # out; the others take WNNM's sides.
@@ -40,7 +41,7 @@ def denoise_lssc(
     step: int | None = None,
     window: int = 39,
     device: str | torch.device = "cpu",
-    progress: planes.Progress | None = None,
+    progress: Progress | None = None,
 ) -> np.ndarray:
     """The image without its noise, by sparse codes that similar patches have in common.
 
@@ -120,7 +121,7 @@ def denoise_lssc(
     def match(given: Tensor) -> Tensor:
         return patches.match(given, stride, window, count).filled
 
-    def work(noisy: Tensor, tell: planes.Progress) -> Tensor:
+    def work(noisy: Tensor, tell: Progress) -> Tensor:
         if atoms is None:
             return _filter_learned(noisy, sigma / 255, side, rounds, learning, match, tell)
         bound = epsilon * (sigma / 255 * side) ** 2
@@ -174,7 +175,7 @@ Match = Callable[[Tensor], Tensor]  # patches [H', W', p*p] -> numbers of each g
 
 
 def _filter_unitary(
-    noisy: Tensor, atoms: Tensor, bound: float, rounds: int, match: Match, tell: planes.Progress
+    noisy: Tensor, atoms: Tensor, bound: float, rounds: int, match: Match, tell: Progress
 ) -> Tensor:
     """The plane [H, W] without its noise; the bound is that of one patch."""
     side = math.isqrt(len(atoms))
@@ -193,7 +194,7 @@ def _filter_unitary(
 
 
 def joint_threshold(codes: Tensor, bound: float) -> Tensor:
-    """eta: codes [G, K, atoms] without the weakest atoms, the sum of whose energies is in bound."""
+    """Codes [G, K, atoms] without the weakest atoms, whose energies add up to the bound: eta."""
     energy, order = codes.square().sum(1).sort(dim=1)
     kept = torch.zeros_like(energy).scatter(1, order, (energy.cumsum(1) > bound).to(energy))
     return codes * kept[:, None]
@@ -209,7 +210,7 @@ def _filter_learned(
     rounds: int,
     learning: Learning,
     match: Match,
-    tell: planes.Progress,
+    tell: Progress,
 ) -> Tensor:
     """The plane [H, W] without its noise, sigma being on the plane's scale."""
     original, estimate = patches.extract(noisy, side), noisy
@@ -243,7 +244,7 @@ class Groups:
     flat: Tensor
     level: Tensor
 
-    def centred(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def centered(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Groups [G, K, p*p] with unit noise; the mean that was taken off and the unit."""
         group, unit = self.flat[numbers], self.level[numbers[:, 0], None, None]
         mean = group.mean(dim=1, keepdim=True)
@@ -251,11 +252,11 @@ class Groups:
 
     def grams(self, numbers: Tensor) -> Tensor:
         """Gram matrices [G, p*p, p*p], which have all that learning needs to know."""
-        group, _, _ = self.centred(numbers)
+        group, _, _ = self.centered(numbers)
         return group.mT @ group
 
     def cheapest(self, index: Tensor, models: Tensor, price: float) -> Tensor:
-        """For each group [R, K] the block that codes it at the least cost."""
+        """The block [R] that codes each group [R, K] at the least cost."""
         atoms = _outer_products(spectral.eigenvectors(models))
 
         def choose(numbers: Tensor) -> Tensor:
@@ -266,11 +267,11 @@ class Groups:
     def coder(
         self, models: Tensor, price: float
     ) -> Callable[[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:
-        """(numbers of groups [G, K], their blocks [G]) -> the numbers and the restored patches."""
+        """A function (numbers of groups [G, K], their blocks [G]) -> (numbers, restored)."""
 
         def restored(piece: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
             numbers, choice = piece
-            group, mean, unit = self.centred(numbers)
+            group, mean, unit = self.centered(numbers)
             atoms = spectral.eigenvectors(group.mT @ group + models[choice])
             return numbers, joint_shrinkage(group @ atoms, price) @ atoms.mT * unit + mean
 
@@ -317,7 +318,7 @@ def _upper(size: int, device: torch.device) -> Tensor:
 
 
 def _outer_products(blocks: Tensor) -> Tensor:
-    """For each atom the upper half of a a^T, what is off the diagonal doubled: [B p*p, n]."""
+    """Upper half of a a^T for each atom, what is off the diagonal doubled: [B p*p, n]."""
     atoms = blocks.mT.flatten(0, 1)
     row, column = _upper(atoms.shape[1], atoms.device)
     return atoms[:, row] * atoms[:, column] * torch.where(row == column, 1.0, 2.0)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nlrn.classic import planes
+from nlrn.progress import Progress
 
 # up to this sigma: side of the patch, h / sigma. Best for 8 crops of BSDS500's training images and
 # 4 of scikit-image's photographs, with a = (patch - 1) / 4 and a 15 x 15 window.
@@ -26,7 +27,7 @@ def denoise_nlm(
     h: float | None = None,
     unbiased: bool = True,
     device: str | torch.device = "cpu",
-    progress: planes.Progress | None = None,
+    progress: Progress | None = None,
 ) -> np.ndarray:
     """The image without its noise, by non-local means (soft block matching, equation 4).
 
@@ -68,7 +69,7 @@ def denoise_nlm(
         planes.check_positive(h=degree)
     bias = 2 * (sigma / 255) ** 2 if unbiased else 0.0
 
-    def work(plane: Tensor, tell: planes.Progress) -> Tensor:
+    def work(plane: Tensor, tell: Progress) -> Tensor:
         return _filter(plane, gaussian(side, spread), window, (degree / 255) ** 2, bias, tell)
 
     return planes.restore(image, sigma, side, planes.each(work, progress), device)
@@ -82,7 +83,7 @@ def gaussian(side: int, deviation: float) -> Tensor:
 
 
 def _filter(
-    plane: Tensor, kernel: Tensor, window: int, h2: float, bias: float, tell: planes.Progress
+    plane: Tensor, kernel: Tensor, window: int, h2: float, bias: float, tell: Progress
 ) -> Tensor:
     """Equation 4 for a plane [H, W]."""
     kernel, radius = kernel.to(plane), len(kernel) // 2

@@ -87,11 +87,11 @@ def match(patches: Tensor, step: int, window: int, count: int) -> Matches:
     height, width, _ = patches.shape
     count = min(count, min(window, height) * min(window, width))
     # The mean cancels in the distance; without it the squares are small and so are their errors.
-    centred = patches - patches.mean()
+    centered = patches - patches.mean()
     radius = window // 2
     rows, columns = grid(height, step), grid(width, step)
-    padded = F.pad(centred, (0, 0, radius, radius, radius, radius))
-    norms = F.pad(centred.square().sum(2), (radius,) * 4, value=torch.inf)
+    padded = F.pad(centered, (0, 0, radius, radius, radius, radius))
+    norms = F.pad(centered.square().sum(2), (radius,) * 4, value=torch.inf)
     size = STRIP if patches.device.type == "cpu" else STRIP_ON_GPU
 
     def matched(strip: tuple[int, Tensor]) -> tuple[Tensor, Tensor]:

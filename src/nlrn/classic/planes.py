@@ -1,4 +1,4 @@
-"""From an array to planes on a device and back: what the four public functions have in common."""
+"""The way from an array to planes on a device and back, common to the four public functions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from nlrn import images
 from nlrn.hardware import choose_device
+from nlrn.progress import Progress, part_of
 
-Progress = Callable[[int, int], None]
 LARGEST_SIGMA = 255  # on the 0..255 scale: beyond it there is nothing to find
 
 
@@ -35,8 +35,6 @@ def restore(
     if sigma == 0:
         return image.copy()
     pixels = images.to_float(image)
-    if not np.isfinite(pixels).all():
-        raise ValueError("image has NaN or infinite values, or some that float32 cannot hold")
     height, width = pixels.shape[:2]
     missing = [(0, max(0, patch - side)) for side in (height, width)]
     padded = np.pad(pixels, [*missing, (0, 0)][: pixels.ndim], mode="symmetric")
@@ -65,20 +63,10 @@ def each(
 
     def work(planes: Tensor) -> Tensor:
         count = len(planes)
-        done = [method(plane, share(progress, c, count)) for c, plane in enumerate(planes)]
+        done = [method(plane, part_of(progress, c, count)) for c, plane in enumerate(planes)]
         return torch.stack(done)
 
     return work
-
-
-def share(progress: Progress | None, part: int, parts: int) -> Progress:
-    """Progress of one of several equal parts, told as progress of the whole."""
-
-    def tell(done: int, total: int) -> None:
-        if progress is not None:
-            progress(part * total + done, parts * total)
-
-    return tell
 
 
 def check_positive(**values: float) -> None:

@@ -48,7 +48,7 @@ def _is_slow(matrices: Tensor) -> bool:
 
 
 def shrinkage(gram: Tensor, limit: Tensor) -> Tensor:
-    """WNNM's: the matrices [B, n, n] that shrink groups [B, K, n] of these Gram matrices [B, n, n].
+    """Matrices [B, n, n] by which WNNM shrinks groups [B, K, n] of these Gram matrices [B, n, n].
 
     An eigenvalue v of the Gram matrix, the square of a singular value, becomes the factor
     (1 + sqrt(1 - limit / v)) / 2 if it is above the limit [B], and 0 otherwise.
@@ -59,7 +59,7 @@ def shrinkage(gram: Tensor, limit: Tensor) -> Tensor:
 
 
 def by_eigenvectors(gram: Tensor, limit: Tensor) -> Tensor:
-    """`shrinkage` as it is defined."""
+    """The matrices of `shrinkage`, as they are defined."""
     values, vectors = _eigh(gram)
     kept = (1 - limit[:, None] / values.clamp(min=1e-30)).clamp(min=0).sqrt()
     factor = torch.where(values > limit[:, None], 0.5 + 0.5 * kept, 0)
@@ -67,7 +67,7 @@ def by_eigenvectors(gram: Tensor, limit: Tensor) -> Tensor:
 
 
 def by_products(gram: Tensor, limit: Tensor) -> Tensor:
-    """`shrinkage` without eigenvectors, rounding apart.
+    """The matrices of `shrinkage` without eigenvectors, equal to them but for rounding.
 
     With P the projection on the eigenvectors above the limit and A = (gram - limit) P, it is
     (P + sqrt(A (A + limit)^-1)) / 2; both P and the root are limits of matrix polynomials.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nlrn.classic import patches, planes, spectral
+from nlrn.progress import Progress
 
 # up to this sigma: side of the patch, patches in a group, iterations, lambda (as published)
 PUBLISHED = ((20, 6, 70, 8, 0.54), (40, 7, 90, 12, 0.56), (60, 8, 120, 14, 0.58),
@@ -33,7 +34,7 @@ def denoise_wnnm(
     delta: float = 0.1,
     rematch: int = 2,
     device: str | torch.device = "cpu",
-    progress: planes.Progress | None = None,
+    progress: Progress | None = None,
 ) -> np.ndarray:
     """The image without its noise, by weighted nuclear norm minimisation.
 
@@ -86,7 +87,7 @@ def denoise_wnnm(
     planes.check_share(delta=delta)
     planes.check_odd(window=window)
 
-    def work(noisy: Tensor, tell: planes.Progress) -> Tensor:
+    def work(noisy: Tensor, tell: Progress) -> Tensor:
         original, estimate = patches.extract(noisy, side), noisy
         piece = GROUPS if noisy.device.type == "cpu" else GROUPS_ON_GPU
         index = torch.empty(0)
@@ -110,7 +111,7 @@ def denoise_wnnm(
 
 
 def _filter(flat: Tensor, levels: Tensor, c: float) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Numbers [G, K] of patches [N, p*p] with noise of these levels [N] -> them and the results."""
+    """A function numbers [G, K] -> (numbers, results) for patches [N, p*p] with noise [N]."""
 
     def filtered(numbers: Tensor) -> tuple[Tensor, Tensor]:
         return numbers, low_rank(flat[numbers], levels[numbers[:, 0]], c)
@@ -119,14 +120,14 @@ def _filter(flat: Tensor, levels: Tensor, c: float) -> Callable[[Tensor], tuple[
 
 
 def low_rank(group: Tensor, level: Tensor, c: float) -> Tensor:
-    """Groups [G, K, p*p] with noise of that level [G] -> their minimisers.
+    """The minimisers of groups [G, K, p*p] with noise of that level [G].
 
     From the smaller of the two Gram matrices: a singular value that becomes t of s means a factor
     t / s along its vector.
     """
     mean = group.mean(dim=1, keepdim=True)
-    centred = group - mean
+    centered = group - mean
     limit = 4 * c * math.sqrt(group.shape[1]) * level.square()
     if group.shape[1] < group.shape[2]:
-        return spectral.shrinkage(centred @ centred.mT, limit) @ centred + mean
-    return centred @ spectral.shrinkage(centred.mT @ centred, limit) + mean
+        return spectral.shrinkage(centered @ centered.mT, limit) @ centered + mean
+    return centered @ spectral.shrinkage(centered.mT @ centered, limit) + mean

@@ -1,9 +1,20 @@
-"""The command line. Handlers are short and call the library."""
+"""The command line. Commands are plain functions that call the library; they are listed here."""
 
-# Commands register themselves; nlrn --help shows them in the order of these lines.
-from nlrn.cli import restore  # isort: skip
-from nlrn.cli import models, research
+from nlrn.cli import bench, models, research, restore
 from nlrn.cli.entry import app, main
-from nlrn.cli.research import SHOWN_PROBLEMS
 
-__all__ = ["SHOWN_PROBLEMS", "app", "main", "models", "research", "restore"]
+__all__ = ["app", "main"]
+
+# nlrn --help shows them in this order.
+for command in (
+    restore.denoise,
+    restore.upscale,
+    models.explain,
+    models.web,
+    models.info,
+    models.models,
+    research.train,
+):
+    app.command()(command)
+app.add_typer(research.data_app, name="data")
+app.add_typer(bench.bench_app, name="bench")

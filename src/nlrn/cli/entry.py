@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from nlrn import __version__
+from nlrn.errors import one_line
 
 app = typer.Typer(
     add_completion=False,
@@ -48,8 +49,13 @@ def errors_in_one_line() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        typer.echo(f"error: {in_words_of_the_command(one_line(error, 1000))}", err=True)
         raise typer.Exit(2) from error
+
+
+def in_words_of_the_command(message: str) -> str:
+    """A message of the library with the names of flags in place of arguments."""
+    return message.replace("overwrite=True", "--overwrite")
 
 
 def _print_version(wanted: bool) -> None:

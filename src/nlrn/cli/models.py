@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 
-from nlrn.cli.entry import app, errors_in_one_line, number
+from nlrn.cli.entry import errors_in_one_line, number
 
 
-@app.command()
 def explain(
     image: Annotated[str, typer.Argument(help="A noisy image.")],
     at: Annotated[str, typer.Option(help="The pixel: row and column, from 0.", metavar="ROW,COL")],
@@ -27,9 +26,12 @@ def explain(
         str | None, typer.Option(help="A model's name (see nlrn models) or a .safetensors file.")
     ] = None,
     channel: Annotated[
-        int, typer.Option(help="Of a colour image, for a gray model: 0 red, 1 green, 2 blue.")
+        int,
+        typer.Option(
+            help="Channel of a colour image that a gray model gets: 0 red, 1 green, 2 blue."
+        ),
     ] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")] = "auto",
 ) -> None:
     """Draw where the network looks for one pixel: the weights of its neighbours, by state."""
     with errors_in_one_line():
@@ -42,10 +44,12 @@ def explain(
         picture = images.read(image)
         blank = images.Image(np.zeros((1, 1, 3), np.uint8))
         images.check_writable(output, blank, overwrite=overwrite)
-        from nlrn.attention_maps import explain, figure
+        from nlrn import attention_maps
 
-        maps = explain(picture.pixels, position, level, model, channel=channel, device=device)
-        images.write(output, images.Image(figure(maps)), overwrite=overwrite)
+        maps = attention_maps.explain(
+            picture.pixels, position, level, model, channel=channel, device=device
+        )
+        images.write(output, images.Image(attention_maps.figure(maps)), overwrite=overwrite)
     typer.echo(output)
 
 
@@ -56,14 +60,15 @@ def _pixel(text: str) -> tuple[int, int]:
     return int(row), int(column)
 
 
-@app.command()
 def web(
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="fp32, or bf16: faster on recent hardware.")] = "fp32",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="Precision: fp32, or bf16, faster on recent hardware.")
+    ] = "fp32",
     model: Annotated[
         list[str] | None, typer.Option(help="A .safetensors file of yours to offer too.")
     ] = None,
@@ -80,7 +85,7 @@ def web(
                 raise
             missing = f"nlrn web needs {error.name}; in a checkout of nlrn: pip install '.[web]'"
             raise ValueError(missing) from error
-        from nlrn.web.studio import Options
+        from nlrn.web.service import Options
 
         desktop = sys.platform in ("darwin", "win32") or bool(
             os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
@@ -89,7 +94,6 @@ def web(
         serve(options, port, browser=browser and desktop)
 
 
-@app.command()
 def info(
     name: Annotated[
         str, typer.Argument(help="A configuration, a model's name, or a .safetensors file.")
@@ -98,9 +102,9 @@ def info(
 ) -> None:
     """Parameters, depth and work of a network, with or without weights."""
     with errors_in_one_line():
-        from nlrn.models import info as describe
+        from nlrn.models import info as facts_about
 
-        facts = describe.network(name)
+        facts = facts_about.network(name)
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return
@@ -109,15 +113,14 @@ def info(
         typer.echo(f"{key.replace('_', ' '):<24} {shown}")
 
 
-@app.command()
 def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """The trained models in this package, and the configurations that nlrn info knows."""
     with errors_in_one_line():
-        from nlrn.models import info as describe
+        from nlrn.models import info as facts_about
 
-        facts = describe.everything()
+        facts = facts_about.everything()
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return

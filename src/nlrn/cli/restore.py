@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nlrn.cli.entry import app, errors_in_one_line, number
-from nlrn.cli.files import Work, announce_long_work, announce_slow_method, run_jobs
+from nlrn.cli.entry import errors_in_one_line, number
 
 if TYPE_CHECKING:
-    from nlrn.images import Image
-    from nlrn.models.nlrn import NLRN
-    from nlrn.restoration.denoise import Settings
+    from nlrn.inference import Settings
 
 # Options that both commands have.
 Inputs = Annotated[list[str], typer.Argument(help="Images, folders or patterns.")]
@@ -33,18 +28,17 @@ Tile = Annotated[
 ]
 Exact = Annotated[bool, typer.Option("--exact", help="Tiles that equal the whole image; slower.")]
 Views = Annotated[int, typer.Option(help="Average over this many flips and rotations, up to 8.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
-Dtype = Annotated[str, typer.Option(help="fp32, or bf16: faster on recent CPUs.")]
+Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")]
+Dtype = Annotated[str, typer.Option(help="Precision: fp32, or bf16, faster on recent CPUs.")]
 Recursive = Annotated[
-    bool, typer.Option("--recursive", "-r", help="Folders with all that is below them.")
+    bool, typer.Option("--recursive", "-r", help="Include everything below the folders.")
 ]
 SkipExisting = Annotated[
-    bool, typer.Option("--skip-existing", help="Pass over images whose result exists.")
+    bool, typer.Option("--skip-existing", help="Skip images whose result exists.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
-@app.command()
 def denoise(
     inputs: Inputs,
     output: Output = None,
@@ -79,80 +73,23 @@ def denoise(
     """
     with errors_in_one_line():
         from nlrn import batch
+        from nlrn.cli.display import Display
 
         level = number(sigma, "sigma", "auto")
         side = number(tile, "tile", "auto")
-        plan = batch.collect(inputs, output, suffix, recursive=recursive)
-        from nlrn.restoration.denoise import (
-            Settings,  # loads torch: only after the paths were found good
-        )
+        jobs = batch.collect(inputs, output, suffix, recursive=recursive)
+        # Loads torch: only after the paths were found good.
+        from nlrn.restoration import make_denoiser
 
-        settings = Settings(None if side is None else int(side), exact, views, dtype, device)
-        work = _denoiser(level, strength, method.lower(), model, settings)
-        run_jobs(plan, work, overwrite, skip_existing, as_json)
-
-
-def _denoiser(
-    sigma: float | None, strength: float, method: str, model: str | None, settings: Settings
-) -> Work:
-    """What to do with one image."""
-    from nlrn.hardware import choose_device
-    from nlrn.restoration import denoise as tasks
-
-    if sigma is not None:
-        tasks.check_level(sigma)
-    tasks.check_strength(strength)
-    tasks.check_method(method, model, settings)
-    choose_device(settings.device)
-    if method in tasks.CLASSIC:
-        return _classic_denoiser(sigma, strength, method, settings.device)
-    return _network_denoiser(sigma, strength, model, settings)
+        settings = _settings(side, exact, views, dtype, device)
+        denoiser = make_denoiser(method.lower(), model, settings, sigma=level, strength=strength)
+        with Display(jobs, as_json) as show:
+            batch.run(
+                jobs, denoiser, overwrite=overwrite, skip_existing=skip_existing, observer=show
+            )
+        show.exit()
 
 
-def _classic_denoiser(sigma: float | None, strength: float, method: str, device: str) -> Work:
-    from nlrn.restoration import denoise as tasks
-
-    rates: dict[str, float] = {}
-
-    def work(image: Image, progress: Callable[[int, int], None]) -> tuple[Image, dict[str, Any]]:
-        level = tasks.check_sigma(sigma, image)
-        announce_slow_method(method, image, level, device, rates)
-        result = tasks.denoise_classic(image, level, method, strength, device, progress)
-        return result, {"sigma": round(level, 2), "method": method}
-
-    return work
-
-
-def _network_denoiser(
-    sigma: float | None, strength: float, model: str | None, settings: Settings
-) -> Work:
-    """Models are loaded once."""
-    from nlrn.restoration import denoise as tasks
-
-    networks: dict[str, NLRN] = {}
-
-    def network_for(level: float) -> tuple[str, NLRN]:
-        name = model if model is not None else tasks.choose_weight(level)
-        if name not in networks:
-            networks[name] = tasks.load_model(name, level)
-        return name, networks[name]
-
-    network_for(25.0 if sigma is None else sigma)  # a wrong name ends here, before any image
-    rates: dict[str, float] = {}
-
-    def work(image: Image, progress: Callable[[int, int], None]) -> tuple[Image, dict[str, Any]]:
-        level = tasks.check_sigma(sigma, image)
-        name, network = network_for(level)
-        planes = 1 if image.pixels.ndim == 2 else 3 // network.config.in_channels
-        size = (image.height, image.width)
-        announce_long_work(name, network, size, planes, settings, rates)
-        result = tasks.denoise_image(image, level, network, strength, settings, progress)
-        return result, {"sigma": round(level, 2), "method": "nlrn", "model": name}
-
-    return work
-
-
-@app.command()
 def upscale(
     inputs: Inputs,
     scale: Annotated[
@@ -181,37 +118,26 @@ def upscale(
     """
     with errors_in_one_line():
         from nlrn import batch
+        from nlrn.cli.display import Display
 
         factor = number(scale, "scale", None)
         assert factor is not None
         side = number(tile, "tile", "auto")
         ending = suffix if suffix is not None else f"_x{factor:g}"
-        plan = batch.collect(inputs, output, ending, recursive=recursive)
-        from nlrn.restoration.denoise import (
-            Settings,  # loads torch: only after the paths were found good
-        )
+        jobs = batch.collect(inputs, output, ending, recursive=recursive)
+        # Loads torch: only after the paths were found good.
+        from nlrn.restoration import Upscaler
 
-        settings = Settings(None if side is None else int(side), exact, views, dtype, device)
-        work = _upscaler(factor, model, settings)
-        run_jobs(plan, work, overwrite, skip_existing, as_json)
+        settings = _settings(side, exact, views, dtype, device)
+        upscaler = Upscaler(factor, model or "auto", settings=settings)
+        with Display(jobs, as_json) as show:
+            batch.run(
+                jobs, upscaler, overwrite=overwrite, skip_existing=skip_existing, observer=show
+            )
+        show.exit()
 
 
-def _upscaler(scale: float, model: str | None, settings: Settings) -> Work:
-    """What to do with one image; the model is loaded once."""
-    from nlrn.hardware import choose_device
-    from nlrn.restoration import upscale as upscaling
+def _settings(tile: float | None, exact: bool, views: int, dtype: str, device: str) -> Settings:
+    from nlrn.inference import Settings
 
-    upscaling.check_scale(scale)
-    choose_device(settings.device)
-    name = model if model is not None else upscaling.choose_upscaler()
-    network = upscaling.load_upscaler(name)
-    rates: dict[str, float] = {}
-
-    def work(image: Image, progress: Callable[[int, int], None]) -> tuple[Image, dict[str, Any]]:
-        factor = max(scale, upscaling.SMALLEST_FACTOR)  # at which the network runs
-        size = (math.ceil(image.height * factor), math.ceil(image.width * factor))
-        announce_long_work(name, network, size, 1, settings, rates)
-        result = upscaling.upscale_image(image, scale, network, settings, progress)
-        return result, {"scale": scale, "model": name}
-
-    return work
+    return Settings(None if tile is None else int(tile), exact, views, dtype, device)

@@ -14,27 +14,23 @@ Only images are read here: patches and noise are made where the network runs.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from nlrn.datasets.reading import DataError as DataError
+from nlrn.datasets.reading import Gray, Pixels, decode, in_threads
+from nlrn.datasets.reading import center_crop as center_crop
+from nlrn.datasets.reading import pixel_count as pixel_count
+from nlrn.datasets.reading import rescaled as rescaled
 from nlrn.degrade import luminance, rgb2gray
-
-Pixels = npt.NDArray[np.uint8]  # [H, W] or [H, W, 3]
-Gray = npt.NDArray[np.uint8]  # [H, W]
-_In = TypeVar("_In")
-_Out = TypeVar("_Out")
 
 # The 32 images of BSDS500 val that are not in BSD68 (`same_as` in the data's MANIFEST.json), so
 # that choices about bsd400 models can be made on them without looking at a test set.
@@ -50,13 +46,18 @@ SETS: dict[str, tuple[str, ...]] = {
     "Set5": ("set5",),
     "Set12": ("set12",),
     "Set14": ("set14",),
+    "S14": ("s14",),
     "BSD68": ("bsd68",),
+    "CBSD68": ("bsds500/val",),
     "BSD100": ("bsds500/val",),
     "BSD200": ("bsds500/test",),
     "Urban100": ("urban100",),
+    "Kodak24": ("kodak24",),
+    "PolyU": ("polyu",),
     "bsd400": ("bsds500/train", "bsds500/test"),
     "bsd300": ("bsds500/train", "bsds500/val"),
     "sr291": ("t91", "bsds500/train"),
+    "cc0": ("cc0",),
     "bsd400-validation": ("bsds500/val",),
     "bsd300-validation": ("t91",),
     "sr-validation": ("bsds500/test",),
@@ -65,19 +66,20 @@ SETS: dict[str, tuple[str, ...]] = {
     "bsds500/val": ("bsds500/val",),
     "t91": ("t91",),
 }
-_SUBSETS = {"bsd400-validation": frozenset(VAL_NOT_IN_BSD68)}
-TEST_SETS = ("Set5", "Set12", "Set14", "BSD68", "BSD100", "BSD200", "Urban100")
+_PARTS = ("bsds500/train", "bsds500/test", "bsds500/val", "t91")  # folders that sets are made of
+TEST_SETS = (
+    "Set5", "Set12", "Set14", "S14", "BSD68", "CBSD68", "BSD100", "BSD200", "Urban100", "Kodak24",
+    "PolyU",
+)  # fmt: skip
 # Test sets, and what may not choose or train a model, are refused by the training configs.
-TRAINING_SETS = ("bsd400", "bsd300", "sr291", "bsds500/train", "t91")
+TRAINING_SETS = ("bsd400", "bsd300", "sr291", "cc0", "bsds500/train", "t91")
 VALIDATION_SETS = (
     "bsd400-validation", "bsd300-validation", "sr-validation", "bsds500/test", "t91",
 )  # fmt: skip
+# Sets of pairs: how the names of a noisy image and of its reference end.
+PAIRS = {"PolyU": ("_real", "_mean")}
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 _NOT_PUBLISHED = "sha256 differs from the manifest; the file is damaged or not the published one"
-
-
-class DataError(ValueError):
-    """Images that are missing, damaged or cannot be read; the message is one line."""
 
 
 @cache
@@ -92,7 +94,7 @@ def find_root(given: str | Path | None = None) -> Path:
     """The folder of the image sets: the one given, or that of the variable NLRN_DATA."""
     name = given or os.environ.get("NLRN_DATA")
     if not name:
-        raise DataError("no data root: name one with --data, or set NLRN_DATA")
+        raise DataError("no data root: name the folder of the image sets, or set NLRN_DATA")
     root = Path(name)
     if not root.is_dir():
         raise DataError(f"{root}: the data root is not a folder")
@@ -118,8 +120,8 @@ def origins(name: str) -> frozenset[str]:
     """The folders whose pictures a set shows; sets without a common one have no known overlap.
 
     They are its `folders`, and for BSD68 `bsds500/val` too, of which it is a gray part. This is
-    for comparing a test set with the `data` of a weight. That Set5, Set12 and Set14 overlap each
-    other is left out: nothing is trained on them.
+    for comparing a test set with the training sets of a model. That Set5, Set12, Set14 and S14
+    overlap each other is left out: nothing is trained on them.
     """
     own = frozenset(folders(name))
     return own | {"bsds500/val"} if "bsd68" in own else own
@@ -132,7 +134,7 @@ def published(name: str) -> list[tuple[str, str]]:
     return [(folder, file) for folder, file in found if _is_of(name, file)]
 
 
-def image_files(name: str, root: str | Path, *, part: tuple[int, int] = (1, 1)) -> list[Path]:
+def image_files(name: str, root: str | Path, *, shard: tuple[int, int] = (1, 1)) -> list[Path]:
     """The published image files of a set, sorted by folder and name.
 
     Other files in the folders are passed over. The content is checked by `read_image`.
@@ -140,15 +142,15 @@ def image_files(name: str, root: str | Path, *, part: tuple[int, int] = (1, 1)) 
     Args:
         name: of the set.
         root: the data root.
-        part: (k, n) for every n-th image from the k-th on; the others need not be there.
+        shard: (k, n) for every n-th image from the k-th on; the others need not be there.
 
     Raises:
         DataError: if the name is unknown, or an image is missing.
     """
     name = set_name(name)
-    first, every = part
+    first, every = shard
     if not 1 <= first <= every:
-        raise DataError(f"part must be one of 1/n to n/n, got {first}/{every}")
+        raise DataError(f"shard must be one of 1/n to n/n, got {first}/{every}")
     chosen = published(name)[first - 1 :: every]
     found: list[Path] = []
     for folder in SETS[name]:
@@ -158,6 +160,16 @@ def image_files(name: str, root: str | Path, *, part: tuple[int, int] = (1, 1)) 
             raise DataError(f"{_missing(path, lacking)}; {name} needs {len(wanted)} images there")
         found += [path / file for file in wanted]
     return found
+
+
+def image_pairs(name: str, root: str | Path) -> list[tuple[Path, Path]]:
+    """(noisy image, its reference) for every pair of a set of `PAIRS`, sorted by name."""
+    name = set_name(name)
+    if name not in PAIRS:
+        raise DataError(f"{name} is no set of pairs; those are {', '.join(PAIRS)}")
+    noisy, clean = PAIRS[name]
+    found = [file for file in image_files(name, root) if file.stem.endswith(noisy)]
+    return [(f, f.with_stem(f.stem.removesuffix(noisy) + clean)) for f in found]
 
 
 def _missing(folder: Path, files: Sequence[str]) -> str:
@@ -187,44 +199,35 @@ def training_files(name: str, root: str | Path) -> list[Path]:
 
 
 def _is_of(name: str, file: str | Path) -> bool:
-    return name not in _SUBSETS or Path(file).stem in _SUBSETS[name]
+    if name == "bsd400-validation":
+        return Path(file).stem in VAL_NOT_IN_BSD68
+    return name != "CBSD68" or Path(file).stem not in VAL_NOT_IN_BSD68
 
 
 def read_image(path: str | Path) -> Pixels:
     """The image as uint8, [H, W] when it is gray and [H, W, 3] otherwise.
 
-    Pillow alone, not `nlrn.images`: the sets are 8-bit, and a machine that only trains then needs
-    no other image library.
-
     Raises:
         DataError: if it cannot be read, or is not the published image of its folder and name.
     """
-    import PIL.Image
-
     path = Path(path)
     try:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from error
-    expected = _expected(path)
-    if expected is not None and hashlib.sha256(content).hexdigest() != expected:
+    folder = published_folder(path)
+    if folder and hashlib.sha256(content).hexdigest() != manifest()[folder][path.name]:
         raise DataError(f"{path}: {_NOT_PUBLISHED}")
-    try:
-        with PIL.Image.open(io.BytesIO(content)) as picture:
-            return np.array(picture if picture.mode == "L" else picture.convert("RGB"))
-    except PIL.UnidentifiedImageError as error:  # its message names the buffer, not the file
-        raise DataError(f"{path}: not an image Pillow can read (unknown format)") from error
-    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises on broken files
-        raise DataError(f"{path}: not an image Pillow can read ({_one_line(error)})") from error
+    return decode(content, path)
 
 
-def _expected(path: Path) -> str | None:
-    """The sha256 of the published image of that folder and name."""
+def published_folder(path: Path) -> str:
+    """The folder of `manifest` in which a file of this folder and name is; empty for none."""
     for depth in (1, 2):  # set12, bsds500/train
-        names = manifest().get("/".join(path.parts[-1 - depth : -1]), {})
-        if path.name in names:
-            return names[path.name]
-    return None
+        folder = "/".join(path.parts[-1 - depth : -1])
+        if path.name in manifest().get(folder, {}):
+            return folder
+    return ""
 
 
 def read_gray(path: str | Path) -> Gray:
@@ -239,32 +242,15 @@ def read_luminance(path: str | Path) -> Gray:
     return image if image.ndim == 2 else luminance(image)
 
 
-def read_all(files: Iterable[Path], read: Callable[[Path], Gray] = read_gray) -> list[Gray]:
-    """All images, decoded by several threads; as gray, or by `read_luminance`."""
-    return _in_threads(read, list(files))
+def read_rgb(path: str | Path) -> Pixels:
+    """The image as uint8 RGB [H, W, 3]; a gray one three times. Checked as by `read_image`."""
+    image = read_image(path)
+    return image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=2)
 
 
-def rescaled(images: Sequence[Gray], scales: Sequence[float]) -> list[Gray]:
-    """Every image at every scale: all at the first, then all at the second, and so on."""
-    return [
-        image for scale in scales for image in _in_threads(partial(_resized, scale=scale), images)
-    ]
-
-
-def _resized(image: Gray, scale: float) -> Gray:
-    import PIL.Image
-
-    if scale == 1:
-        return image
-    height, width = (max(1, round(side * scale)) for side in image.shape)
-    size = (width, height)
-    return np.asarray(PIL.Image.fromarray(image).resize(size, PIL.Image.Resampling.BICUBIC))
-
-
-def centre_crop(image: Gray, size: int) -> Gray | None:
-    """The size x size centre of the image, or None when the image is smaller."""
-    top, left = (image.shape[0] - size) // 2, (image.shape[1] - size) // 2
-    return image[top : top + size, left : left + size] if top >= 0 and left >= 0 else None
+def read_all(files: Iterable[Path], read: Callable[[Path], Pixels] = read_gray) -> list[Pixels]:
+    """All images, decoded by several threads; as gray, or by another function of these."""
+    return in_threads(read, list(files))
 
 
 @dataclass(frozen=True)
@@ -300,11 +286,11 @@ class SetState:
 def check(root: str | Path) -> list[SetState]:
     """The state of every test, training and validation set; all images are read and hashed."""
     every = [(folder, file) for folder, names in manifest().items() for file in names]
-    states = _in_threads(partial(_file_state, Path(root)), every)
+    states = in_threads(partial(_file_state, Path(root)), every)
     problems = {key: state for key, state in zip(every, states, strict=True) if state != "ok"}
     found = []
     for name, where in SETS.items():
-        if name in manifest():  # a folder under its own name: it is part of the sets above
+        if name in _PARTS:
             continue
         wanted = published(name)
         bad = {"/".join(key): problems[key] for key in wanted if key in problems}
@@ -333,13 +319,3 @@ def complaints(root: str | Path, states: Iterable[SetState]) -> list[str]:
         if lacking := [file for file in names if problems.get(f"{folder}/{file}") == "missing"]:
             lines.append(f"{_missing(root / folder, lacking)}; {len(names)} images expected")
     return lines
-
-
-def _in_threads(function: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
-    workers = min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4)
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(function, items))
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

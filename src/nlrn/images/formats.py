@@ -1,50 +1,26 @@
 """One decoder and one encoder per file format: bytes on one side, samples on the other.
 
 Samples are arrays [H, W] or [H, W, C] as the file stores them, alpha last. What they mean to the
-rest of the package (orientation, alpha, allowed types) is decided in `nlrn.images`.
+rest of the package (orientation, alpha, allowed types) is decided in `nlrn.images.files`.
 """
 
 import contextlib
 import io
-import logging
-import mmap
 import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 
-from nlrn.images import metadata as imagemetadata
+from nlrn.errors import one_line
+from nlrn.images import metadata, tiff
 from nlrn.images.metadata import Dpi
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from nlrn.images.samples import Array, Decoded, FormatError, check_single, check_size, has_alpha
 
 _warnings_lock = threading.Lock()
-
-
-class FormatError(ValueError):
-    """Why a file cannot be decoded or encoded, in one line and without its path."""
-
-
-class Decoded(NamedTuple):
-    """What a file holds.
-
-    Attributes:
-        samples: [H, W] or [H, W, C], not yet turned upright.
-        orientation: 1 to 8, as in EXIF.
-        exif: EXIF block whose own orientation is 1.
-        icc: colour profile of the samples.
-        dpi: pixels per inch across and down.
-    """
-
-    samples: Array
-    orientation: int = 1
-    exif: bytes | None = None
-    icc: bytes | None = None
-    dpi: Dpi | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +41,7 @@ def decode(file: IO[bytes], max_pixels: int) -> Decoded:
     except FormatError:
         raise
     except Exception as error:  # on broken files the libraries raise anything, even SyntaxError
-        reason = f"broken or truncated {name}: {_one_line(error)}"
+        reason = f"broken or truncated {name}: {one_line(error)}"
         raise FormatError(f"not an image nlrn can read ({reason})") from error
 
 
@@ -75,11 +51,7 @@ def encode(name: str, image: Decoded, quality: int) -> bytes:
     try:
         return FORMATS[name].encode(image, quality)
     except Exception as error:  # sizes and metadata beyond a format's limits
-        raise FormatError(f"cannot be written as {name} ({_one_line(error)})") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+        raise FormatError(f"cannot be written as {name} ({one_line(error)})") from error
 
 
 def _sniff(file: IO[bytes]) -> str:
@@ -100,6 +72,7 @@ def _either(names: list[str]) -> str:
 
 
 def check_holds(name: str, samples: Array) -> None:
+    """Raises a FormatError if the format cannot hold the samples, naming those that can."""
     dtype = samples.dtype.name
     alpha = has_alpha(samples)
     if alpha and not FORMATS[name].alpha:
@@ -110,31 +83,6 @@ def check_holds(name: str, samples: Array) -> None:
         return
     able = [n for n, f in FORMATS.items() if dtype in f.dtypes and (f.alpha or not alpha)]
     raise FormatError(f"{name} cannot hold {what}; {_either(able)} can")
-
-
-def white(dtype: np.dtype[Any]) -> int:
-    """The value of white in samples of this type."""
-    return int(np.iinfo(dtype).max) if dtype.kind == "u" else 1
-
-
-def has_alpha(samples: Array) -> bool:
-    """Whether the last of the channels [H, W, C] is alpha."""
-    return samples.ndim == 3 and samples.shape[2] in (2, 4)
-
-
-def _check_size(width: int, height: int, max_pixels: int) -> None:
-    if width <= 0 or height <= 0:
-        raise FormatError(f"has no pixels ({width}x{height})")
-    if width * height > max_pixels:
-        pixels = width * height
-        raise FormatError(f"{width}x{height} is {pixels} pixels, the limit is {max_pixels}")
-
-
-def _check_single(count: int, what: str) -> None:
-    if count == 0:
-        raise ValueError(f"no {what}")
-    if count > 1:
-        raise FormatError(f"has {count} {what}; only files with one can be read, split it first")
 
 
 @contextlib.contextmanager
@@ -157,11 +105,11 @@ def _decode_png(file: IO[bytes], max_pixels: int) -> Decoded:
     import imagecodecs
 
     width, height = struct.unpack(">II", file.read(24)[16:])
-    _check_size(width, height, max_pixels)
+    check_size(width, height, max_pixels)
     file.seek(0)
-    found = imagemetadata.from_png(file.read())
-    _check_single(found.frames, "frames")
-    orientation, exif = imagemetadata.take_orientation(found.exif)
+    found = metadata.from_png(file.read())
+    check_single(found.frames, "frames")
+    orientation, exif = metadata.take_orientation(found.exif)
     try:
         samples = imagecodecs.png_decode(found.pixels)
     except Exception as error:  # its message is at times a piece of freed memory
@@ -173,7 +121,7 @@ def _encode_png(image: Decoded, quality: int) -> bytes:
     import imagecodecs
 
     encoded = bytes(imagecodecs.png_encode(np.ascontiguousarray(image.samples)))
-    return imagemetadata.into_png(encoded, image.exif, image.icc, image.dpi)
+    return metadata.into_png(encoded, image.exif, image.icc, image.dpi)
 
 
 # JPEG, WebP and BMP through Pillow. The plugin classes are called directly: Image.open would warn
@@ -206,20 +154,20 @@ def _from_pillow(plugin: Callable[[IO[bytes]], Any], file: IO[bytes], max_pixels
         with _no_warnings():
             picture = plugin(file)  # the header only
     except DecompressionBombError as error:  # WebP's plugin has its own limit
-        raise FormatError(f"too large ({_one_line(error)})") from error
+        raise FormatError(f"too large ({one_line(error)})") from error
     width, height = picture.size
-    _check_size(width, height, max_pixels)
-    _check_single(getattr(picture, "n_frames", 1), "frames")
+    check_size(width, height, max_pixels)
+    check_single(getattr(picture, "n_frames", 1), "frames")
     modes = {"1": "L", "L": "L", "RGBA": "RGBA"}  # everything else is colour: P, RGB, CMYK
     samples = np.array(picture.convert(modes.get(picture.mode, "RGB")))
-    orientation, exif = imagemetadata.take_orientation(picture.info.get("exif", b""))
+    orientation, exif = metadata.take_orientation(picture.info.get("exif", b""))
     # A CMYK profile says nothing about the RGB values.
     icc = None if picture.mode == "CMYK" else picture.info.get("icc_profile")
     return Decoded(samples, orientation, exif, icc or None, _pillows_dpi(picture))
 
 
 def _pillows_dpi(picture: Any) -> Dpi | None:
-    """Of a JPEG's own header or a BMP's; what the EXIF block says stays there."""
+    """Pixels per inch in a JPEG's own header or a BMP's; what EXIF says of them stays there."""
     if picture.format == "BMP":
         return picture.info.get("dpi")
     inches = {1: 1.0, 2: 2.54}.get(picture.info.get("jfif_unit"))  # 0 is a ratio without a unit
@@ -240,9 +188,9 @@ def _encode_webp(image: Decoded, quality: int) -> bytes:
     elif samples.shape[2] == 2:
         samples = samples[..., [0, 0, 0, 1]]
     gray_profile = image.icc is not None and image.icc[16:20] == b"GRAY"
-    colour = image._replace(samples=samples, icc=None if gray_profile else image.icc)
+    color = image._replace(samples=samples, icc=None if gray_profile else image.icc)
     # exact: without it the colour under transparent pixels is lost
-    return _by_pillow(colour, "WEBP", lossless=True, exact=True)
+    return _by_pillow(color, "WEBP", lossless=True, exact=True)
 
 
 def _encode_bmp(image: Decoded, quality: int) -> bytes:
@@ -263,128 +211,12 @@ def _by_pillow(image: Decoded, name: str, **options: Any) -> bytes:
     return out.getvalue()
 
 
-# TIFF through tifffile: Pillow reads 16-bit RGB as 8-bit and cannot open float RGB.
-
-
-def _decode_tiff(file: IO[bytes], max_pixels: int) -> Decoded:
-    import tifffile
-
-    with _silent("tifffile"), tifffile.TiffFile(file) as tiff:
-        _check_single(len(tiff.pages), "pages")
-        page: Any = tiff.pages[0]
-        _check_size(page.imagewidth, page.imagelength, max_pixels)
-        _check_tiff(page)
-        samples = _tiff_samples(page)
-        orientation = page.tags.valueof(274, default=1)
-        orientation = orientation if orientation in range(1, 9) else 1
-        icc = page.tags.valueof(34675)
-        dpi = _tiff_dpi(page)
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        exif = imagemetadata.from_tiff(data)
-    return Decoded(samples, orientation, exif, bytes(icc) if icc else None, dpi)
-
-
-def _tiff_dpi(page: Any) -> Dpi | None:
-    inches = {2: 1.0, 3: 2.54}.get(page.tags.valueof(296, default=2), 0.0)
-    across, down = (page.tags.valueof(tag, default=(0, 1)) for tag in (282, 283))
-    if not all(len(ratio) == 2 and min(ratio) > 0 for ratio in (across, down)) or not inches:
-        return None
-    return inches * across[0] / across[1], inches * down[0] / down[1]
-
-
-@contextlib.contextmanager
-def _silent(logger_name: str) -> Iterator[None]:
-    """Drops what a library logs; a filter of its own for each call keeps threads apart."""
-
-    def drop(record: logging.LogRecord) -> bool:
-        return False
-
-    logger = logging.getLogger(logger_name)
-    logger.addFilter(drop)
-    try:
-        yield
-    finally:
-        logger.removeFilter(drop)
-
-
-def _check_tiff(page: Any) -> None:
-    colours = _TIFF_COLOURS.get(page.photometric)
-    is_jpeg = page.compression in (6, 7)
-    if colours is None or (page.photometric == 6 and not is_jpeg):
-        model = getattr(page.photometric, "name", page.photometric)
-        raise FormatError(f"TIFF with colour model {model} is not supported")
-    if page.samplesperpixel not in (colours, colours + 1) or "Z" in page.axes:
-        raise FormatError(f"TIFF with samples {page.axes} {page.shape} is not supported")
-    if page.dtype is None or page.bitspersample not in (1, 8 * page.dtype.itemsize):
-        raise FormatError(f"TIFF with {page.bitspersample} bits per sample is not supported")
-
-
-def _tiff_samples(page: Any) -> Array:
-    samples = np.asarray(page.asarray())
-    if page.axes == "SYX":  # planes stored one after the other
-        samples = np.moveaxis(samples, 0, -1)
-    if samples.dtype == np.bool_:
-        samples = samples.astype(np.uint8) * np.uint8(255)
-    if page.photometric == 0:  # white is zero
-        samples = _inverted(samples)
-    if page.photometric == 3:  # [3, 256] table of 16-bit values
-        samples = np.moveaxis((page.colormap >> 8).astype(np.uint8)[:, samples], 0, -1)
-    if 1 in page.extrasamples:
-        samples = _unpremultiplied(samples)
-    return samples
-
-
-def _inverted(samples: Array) -> Array:
-    """Black and white exchanged; alpha, if any, stays."""
-    out = np.array(samples)
-    gray = out[..., 0] if out.ndim == 3 else out
-    np.subtract(white(out.dtype), gray, out=gray, casting="unsafe")
-    return out
-
-
-def _unpremultiplied(samples: Array) -> Array:
-    """Colour [H, W, C] divided by its alpha, which other programs had multiplied in."""
-    top = white(samples.dtype)
-    alpha = samples[..., -1:].astype(np.float64) / top
-    with np.errstate(all="ignore"):  # what becomes inf or NaN is counted later
-        colour = samples[..., :-1] / np.where(alpha == 0, 1, alpha)
-    if samples.dtype.kind == "u":
-        colour = np.rint(np.minimum(colour, top))
-    return np.dstack([colour.astype(samples.dtype), samples[..., -1]])
-
-
-def _encode_tiff(image: Decoded, quality: int) -> bytes:
-    import tifffile
-
-    colour = image.samples.ndim == 3 and image.samples.shape[2] >= 3
-    out = io.BytesIO()
-    tifffile.imwrite(
-        out,
-        image.samples,
-        byteorder=">" if image.exif and image.exif.startswith(b"MM") else "<",
-        photometric="rgb" if colour else "minisblack",
-        planarconfig="contig" if image.samples.ndim == 3 else None,
-        extrasamples=["unassalpha"] if has_alpha(image.samples) else None,
-        compression="zlib",
-        predictor=True,
-        iccprofile=image.icc,
-        resolution=image.dpi,
-        resolutionunit="inch" if image.dpi else None,
-        metadata=None,
-        software=False,
-    )
-    encoded = out.getvalue()
-    if not image.exif:
-        return encoded
-    return imagemetadata.into_tiff(encoded, image.exif, keep_resolution=image.dpi is not None)
-
-
 def _decode_npy(file: IO[bytes], max_pixels: int) -> Decoded:
     with _no_warnings():
         mapped = np.load(file.name, mmap_mode="r", allow_pickle=False)
     if mapped.ndim not in (2, 3):
         raise FormatError(f"array of shape {mapped.shape} is not [H, W] or [H, W, channels]")
-    _check_size(mapped.shape[1], mapped.shape[0], max_pixels)
+    check_size(mapped.shape[1], mapped.shape[0], max_pixels)
     return Decoded(np.array(mapped))
 
 
@@ -397,9 +229,7 @@ def _encode_npy(image: Decoded, quality: int) -> bytes:
 FORMATS = {
     "PNG": Format(_decode_png, _encode_png, ("uint8", "uint16"), alpha=True),
     "JPEG": Format(_decode_jpeg, _encode_jpeg, ("uint8",), alpha=False),
-    "TIFF": Format(
-        _decode_tiff, _encode_tiff, ("uint8", "uint16", "float32", "float64"), alpha=True
-    ),
+    "TIFF": Format(tiff.decode, tiff.encode, ("uint8", "uint16", "float32", "float64"), alpha=True),
     "WebP": Format(_decode_webp, _encode_webp, ("uint8",), alpha=True),
     "BMP": Format(_decode_bmp, _encode_bmp, ("uint8",), alpha=False),
     "NPY": Format(_decode_npy, _encode_npy, ("uint8", "uint16", "float32", "float64"), alpha=True),
@@ -426,7 +256,3 @@ _SIGNATURES = {
     b"BM": "BMP",
     b"\x93NUMPY": "NPY",
 }
-
-# TIFF photometric interpretation -> stored samples per pixel without alpha: white is zero,
-# black is zero, RGB, palette, YCbCr (which JPEG compression turns into RGB).
-_TIFF_COLOURS = {0: 1, 1: 1, 2: 3, 3: 1, 6: 3}

@@ -1,244 +1,184 @@
-"""Restores images of any size: whole where memory allows, else in tiles; views, precision."""
+"""Runs a network on images of any size: whole where memory allows, else in tiles."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import functools
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from numbers import Integral
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from nlrn.errors import warn
 from nlrn.hardware import choose_device, free_memory, is_out_of_memory, keep_freed_memory
-from nlrn.inference.tiles import FADE, Tile, network_memory, paste, plan
-from nlrn.models.nlrn import NLRN, NLRNConfig
-from nlrn.models.nlrn_inference import FoldedNLRN
-
-MOST_PATCHES = {"cpu": 16, "gpu": 256}  # restored at a time: more keeps no device busier
-Progress = Callable[[int, int], None]
+from nlrn.inference.settings import Settings
+from nlrn.inference.tiles import Tile, paste, plan
+from nlrn.models import Network
+from nlrn.progress import Progress
 
 
-def restore(
-    model: NLRN,
-    image: Tensor,
-    *,
-    tile: int | None = None,
-    exact: bool = False,
-    views: int = 1,
-    dtype: torch.dtype = torch.float32,
-    device: str | torch.device = "auto",
-    memory: int | None = None,
-    progress: Progress | None = None,
-) -> Tensor:
-    """Returns the restored image [B, C, H, W], float32, on the CPU.
+class Engine:
+    """A network that is ready to run: `engine(input)` gives the restored image.
+
+    The network is prepared once for each device and precision, on first use; changes of its
+    weights after that are not seen. A pickled engine prepares it again where it is unpickled.
 
     Args:
-        model: the network; it runs in eval mode and is not changed.
-        image: degraded image [B, C, H, W] in [0, 1].
-        tile: side of the tiles; 0 for the whole image at once; None to decide by `memory`.
-        exact: tiles read so far around them that the result equals that of the whole image.
-        views: 1, or up to 8 to average the results for flipped and rotated images.
-        dtype: precision of the network: float32 or bfloat16.
-        device: "auto" takes a GPU where there is one.
-        memory: bytes that the network may take; None for half of what is free.
-        progress: called with (done, total) in equal units of work.
+        network: it is not changed.
+        settings: tiles, views, precision, device, memory.
     """
-    check_run(tile, views)
-    _check(model, image)
-    device = choose_device(device)
-    image = image.detach().to("cpu", torch.float32)
-    network = FoldedNLRN(model, dtype, device)
-    budget = memory if memory is not None else free_memory(device) // 2
-    while True:
-        tiles = plan(model.config, image.shape[-2:], tile, exact, dtype, budget, device)
-        try:
-            result = _run(network, image, tiles, views, progress)
-            break
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-            if tile is not None or budget < 2**20:
-                size = f"{image.shape[-1]} x {image.shape[-2]}"
-                how = "" if tile is None else f" with tile {tile}"
-                raise ValueError(f"not enough memory for {size} pixels{how}") from error
-            budget //= 2
-    if _is_good(result, image, dtype):
+
+    def __init__(self, network: Network, settings: Settings | None = None) -> None:
+        self.network, self.settings = network, settings or Settings()
+        self._prepared: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
+        self._plain: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
+        self._rates: dict[torch.device, float] = {}  # seconds for a pixel
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_prepared": {}, "_plain": {}, "_rates": {}}
+
+    def __call__(self, image: Tensor, progress: Progress | None = None) -> Tensor:
+        """The restored image [B, C, H, W], float32, on the image's device.
+
+        Args:
+            image: what `network.condition` gives [B, C', H, W], in [0, 1].
+            progress: called with (done, total) in equal units of work.
+        """
+        check_input(self.network, image)
+        settings, device = self.settings, self.device_for(image)
+        image = image.detach().float()
+        prepared = self.prepare(device, settings.precision)
+        budget = settings.memory or free_memory(device) // 2
+        while True:
+            tiles = self._plan(image.shape[-2:], device, budget)
+            try:
+                result = self._run(prepared, image, tiles, device, progress)
+                break
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                if device.type == "cuda":
+                    torch.cuda.empty_cache()
+                if settings.tile is not None or budget < 2**20:
+                    size = f"{image.shape[-1]} x {image.shape[-2]}"
+                    how = "" if settings.tile is None else f" with tile {settings.tile}"
+                    raise ValueError(f"not enough memory for {size} pixels{how}") from error
+                budget //= 2
+        if is_finite(result, image, settings.precision):
+            return result
+        exact = Engine(self.network, dataclasses.replace(settings, dtype="fp32"))
+        return exact(image, progress)
+
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> nn.Module:
+        """The network for inference, made at the first call."""
+        if (device, dtype) not in self._prepared:
+            self._prepared[device, dtype] = self.network.for_inference(dtype, device)
+        return self._prepared[device, dtype]
+
+    def differentiable(self, image: Tensor) -> Callable[[Tensor], Tensor]:
+        """The network as it is, on the image's device, through which gradients reach the image."""
+        dtype = torch.float64 if image.dtype == torch.float64 else torch.float32
+        key = (image.device, dtype)
+        if key not in self._plain:
+            plain = copy.deepcopy(self.network).requires_grad_(False).eval()
+            self._plain[key] = plain.to(*key)
+        return self._plain[key]
+
+    def device_for(self, image: Tensor | None = None) -> torch.device:
+        """Where an image is computed."""
+        asked = self.settings.device
+        if asked == "auto" and image is not None and image.device.type != "cpu":
+            return image.device
+        return choose_device(asked)
+
+    def planned_pixels(self, size: tuple[int, int]) -> int:
+        """How many pixels go through the network for an image of (H, W), in all of its views."""
+        tiles = self._plan(size, self.device_for(), self.settings.memory)
+        pixels = sum((y.stop - y.start) * (x.stop - x.start) for y, x in (t.input for t in tiles))
+        return pixels * self.settings.views
+
+    def seconds(self, size: tuple[int, int], images: int = 1) -> float:
+        """How long images of (H, W) will take here, by the time of one small tile."""
+        device = self.device_for()
+        if device not in self._rates:
+            self._rates[device] = self._seconds_per_pixel(device)
+        return self._rates[device] * self.planned_pixels(size) * images
+
+    def _seconds_per_pixel(self, device: torch.device) -> float:
+        side = 256 if device.type == "cuda" else 72  # enough to keep the device busy
+        prepared = self.prepare(device, self.settings.precision)
+        channels = self.network.in_channels + self.network.takes_noise_map
+        sample = torch.rand(1, channels, side, side)
+        if device.type != "cpu":
+            prepared(sample)  # the first call compiles and loads
+        start = time.perf_counter()
+        prepared(sample)
+        return (time.perf_counter() - start) / side**2
+
+    def _plan(
+        self, size: torch.Size | tuple[int, int], device: torch.device, budget: int | None
+    ) -> list[Tile]:
+        settings = self.settings
+        budget = budget or free_memory(device) // 2
+        return plan(
+            self.network, size, settings.tile, settings.exact, settings.precision, budget, device
+        )
+
+    def _run(
+        self,
+        prepared: nn.Module,
+        image: Tensor,
+        tiles: list[Tile],
+        device: torch.device,
+        progress: Progress | None,
+    ) -> Tensor:
+        """Averages the views, image by image and tile by tile."""
+        batch, _, height, width = image.shape
+        views, done = self.settings.views, 0
+        total = batch * views * len(tiles) * self.network.steps
+
+        def on_step() -> None:
+            nonlocal done
+            done += 1
+            if progress is not None:
+                progress(done, total)
+
+        result = image.new_zeros(batch, self.network.out_channels, height, width)
+        for one, out in zip(image, result, strict=True):
+            for tile in tiles:
+                # To the device once, and back once: in between nothing waits for it.
+                part = one[:, tile.input[0], tile.input[1]][None].to(device)
+                results = []
+                with keep_freed_memory() if device.type == "cpu" else nullcontext():
+                    for do, undo in flips(views):
+                        results.append(undo(prepared(do(part), on_step)))
+                paste(out, torch.stack(results).mean(0)[0].to(out.device), tile)
         return result
-    return restore(
-        model, image, tile=tile, exact=exact, views=views, device=device, memory=memory,
-        progress=progress,
-    )  # fmt: skip
 
 
-def restore_patches(
-    model: NLRN,
-    image: Tensor,
-    *,
-    patch: int = 45,
-    stride: int = 7,
-    views: int = 1,
-    dtype: torch.dtype = torch.float32,
-    device: str | torch.device = "auto",
-    batch: int | None = None,
-    progress: Progress | None = None,
-) -> Tensor:
-    """Returns the restored image [B, C, H, W], float32, on the CPU, by the authors' test protocol.
-
-    Patches at all multiples of the stride, and at the far edges, are restored one by one as in
-    training, with the circular border, and averaged where they overlap. With the defaults that is
-    about 36 times the work of `restore`; it is here for comparisons.
-
-    Args:
-        model: the network; it runs in eval mode and is not changed.
-        image: degraded image [B, C, H, W] in [0, 1].
-        patch: side of the patches; smaller where the image is.
-        stride: from one patch to the next.
-        views: 1, or up to 8 to average the results for flipped and rotated patches.
-        dtype: precision of the network: float32 or bfloat16.
-        device: "auto" takes a GPU where there is one.
-        batch: patches at a time; None for what suits the device and half of its free memory.
-        progress: called with (done, total) in equal units of work.
-    """
-    check_run(None, views)
-    _check(model, image)
-    if patch < 1 or not 1 <= stride <= patch:
-        raise ValueError(f"stride must be between 1 and the patch ({patch}), got {stride}")
-    if batch is not None and batch < 1:
-        raise ValueError(f"batch must be at least 1, got {batch}")
-    device = choose_device(device)
-    image = image.detach().to("cpu", torch.float32)
-    size = (min(patch, image.shape[-2]), min(patch, image.shape[-1]))
-    corners = _corners(image.shape[-2:], size, stride, device)
-    at_once = batch or _patches_at_once(model.config, size, dtype, device)
-    network = FoldedNLRN(model, dtype, device, border="circular")
-    total, done = len(image) * len(corners) * views * model.config.steps, 0
-
-    def count(patches: int) -> None:
-        nonlocal done
-        done += patches
-        if progress is not None:
-            progress(done, total)
-
-    groups = corners.split(at_once)
-    means = [_mean_of_patches(network, one, groups, size, views, count) for one in image.to(device)]
-    result = torch.stack(means).cpu()
-    if _is_good(result, image, dtype):
-        return result
-    return restore_patches(
-        model, image, patch=patch, stride=stride, views=views, device=device, batch=batch,
-        progress=progress,
-    )  # fmt: skip
-
-
-def _mean_of_patches(
-    network: FoldedNLRN,
-    image: Tensor,
-    groups: Sequence[Tensor],
-    size: tuple[int, int],
-    views: int,
-    count: Callable[[int], None],
-) -> Tensor:
-    """Restores the patches of this size at the corners [n, 2] of one image [C, H, W]."""
-    lines = [torch.arange(side, device=image.device) for side in size]
-    total = image.new_zeros(network.config.out_channels, *image.shape[1:])
-    hits = torch.zeros_like(image[0])
-    for corners in groups:
-        on_step = functools.partial(count, len(corners))
-        y, x = (corners[:, axis, None] + lines[axis] for axis in (0, 1))
-        place = (y[:, :, None], x[:, None, :])
-        patches = image[:, *place].transpose(0, 1)  # n C h w
-        results = [undo(network(do(patches), on_step)) for do, undo in _views(views)]
-        mean = torch.stack(results).mean(0)
-        for channel, values in zip(total, mean.unbind(1), strict=True):
-            channel.index_put_(place, values, accumulate=True)
-        hits.index_put_(place, torch.ones_like(mean[:, 0]), accumulate=True)
-    return total / hits
-
-
-def _patches_at_once(
-    config: NLRNConfig, size: tuple[int, int], dtype: torch.dtype, device: torch.device
-) -> int:
-    """As many as half of the free memory holds, but no more than keep the device busy."""
-    each = network_memory(dataclasses.replace(config, border="circular"), *size, dtype, device)
-    most = MOST_PATCHES["cpu" if device.type == "cpu" else "gpu"]
-    return max(1, min(most, free_memory(device) // 2 // each))
-
-
-def _corners(
-    image: torch.Size, patch: tuple[int, int], stride: int, device: torch.device
-) -> Tensor:
-    """Row and column of the first pixel of every patch [N, 2]; the last ones end at the edge."""
-    starts = []
-    for length, side in zip(image, patch, strict=True):
-        last = length - side
-        starts.append(torch.tensor([*range(0, last, stride), last], device=device))
-    return torch.cartesian_prod(*starts)
-
-
-def check_run(tile: int | None, views: int) -> None:
-    """Raises unless tiles can have that side and so many views can be averaged."""
-    for name, value in (("tile", tile), ("views", views)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
-            raise ValueError(f"{name} must be a whole number, got {value!r}")
-    if tile is not None and tile != 0 and tile < 2 * FADE:
-        raise ValueError(f"tile must be 0 or at least {2 * FADE}, got {tile}")
-    if not 1 <= views <= 8:
-        raise ValueError(f"views must be between 1 and 8, got {views}")
-
-
-def _check(model: NLRN, image: Tensor) -> None:
-    if image.dim() != 4 or image.shape[1] != model.config.in_channels or 0 in image.shape:
-        expected = f"[B, {model.config.in_channels}, H, W]"
-        raise ValueError(f"image must be {expected}, got {tuple(image.shape)}")
+def check_input(network: Network, image: Tensor) -> None:
+    """Raises unless the image is a batch that the network can take."""
+    channels = network.in_channels + network.takes_noise_map
+    if image.dim() != 4 or image.shape[1] != channels or 0 in image.shape:
+        raise ValueError(f"image must be [B, {channels}, H, W], got {tuple(image.shape)}")
     if not image.is_floating_point():
         raise ValueError(f"image must be floating point in [0, 1], got {image.dtype}")
 
 
-def _is_good(result: Tensor, image: Tensor, dtype: torch.dtype) -> bool:
+def is_finite(result: Tensor, image: Tensor, dtype: torch.dtype) -> bool:
     """Whether the result can stand; if not, float32 may do better, unless that was it."""
     if result.isfinite().all() or not image.isfinite().all():
         return True
     if dtype == torch.float32:
         raise ValueError("the result is not finite: values of the image are far outside [0, 1]")
-    warnings.warn(f"the result in {dtype} was not finite; computing in float32", stacklevel=3)
+    warn(f"the result in {dtype} was not finite; computing in float32")
     return False
 
 
-def _run(
-    network: FoldedNLRN,
-    image: Tensor,
-    tiles: list[Tile],
-    views: int,
-    progress: Progress | None,
-) -> Tensor:
-    """Averages the views, image by image and tile by tile."""
-    total, done = image.shape[0] * views * len(tiles) * network.config.steps, 0
-
-    def on_step() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(done, total)
-
-    batch, _, height, width = image.shape
-    result = torch.zeros(batch, network.config.out_channels, height, width)
-    for one, out in zip(image, result, strict=True):
-        for tile in tiles:
-            # To the device once, and back once: in between nothing waits for it.
-            part = one[:, tile.seen[0], tile.seen[1]][None].to(network.device)
-            with keep_freed_memory() if network.device.type == "cpu" else nullcontext():
-                results = [undo(network(do(part), on_step)) for do, undo in _views(views)]
-            paste(out, torch.stack(results).mean(0)[0].cpu(), tile)
-    return result
-
-
-def _views(count: int) -> Iterator[tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]:
+def flips(count: int) -> Iterator[tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]:
     """The first `count` of the eight flips and rotations, each with its inverse."""
     for view in range(count):
         turns, flipped = view % 4, view >= 4
@@ -251,35 +191,3 @@ def _views(count: int) -> Iterator[tuple[Callable[[Tensor], Tensor], Callable[[T
             return x.flip(-1) if flipped else x
 
         yield do, undo
-
-
-def planned_pixels(
-    config: NLRNConfig,
-    size: tuple[int, int],
-    *,
-    tile: int | None = None,
-    exact: bool = False,
-    dtype: torch.dtype = torch.float32,
-    device: str | torch.device = "auto",
-    memory: int | None = None,
-) -> int:
-    """How many pixels `restore` will put through the network for one view of one plane."""
-    device = choose_device(device)
-    budget = memory if memory is not None else free_memory(device) // 2
-    tiles = plan(config, size, tile, exact, dtype, budget, device)
-    return sum((y.stop - y.start) * (x.stop - x.start) for y, x in (t.seen for t in tiles))
-
-
-def seconds_per_pixel(
-    model: NLRN, dtype: torch.dtype = torch.float32, device: str | torch.device = "auto"
-) -> float:
-    """Time of the network on this machine, measured on one small tile."""
-    device = choose_device(device)
-    side = 256 if device.type == "cuda" else 72  # enough to keep the device busy
-    network = FoldedNLRN(model, dtype, device)
-    sample = torch.rand(1, model.config.in_channels, side, side)
-    if device.type != "cpu":
-        network(sample)  # the first call compiles and loads
-    start = time.perf_counter()
-    network(sample)
-    return (time.perf_counter() - start) / side**2

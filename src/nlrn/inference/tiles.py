@@ -9,62 +9,31 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from nlrn.models.nlrn import NLRNConfig
-from nlrn.ops import AFFINITIES, AttentionSpec, correlation_bytes
+from nlrn.models import Network
 
 CPU = torch.device("cpu")
 HALO = 48  # pixels around a tile by default; docs/inference.md has its measured error
-FADE = 8  # neighbouring tiles are cross-faded over twice this width, so that no seam shows
+BLEND = 8  # neighboring tiles are blended over twice this width, so that no seam shows
 SMALLEST_TILE = 32
-FEATURE_MAPS = 12  # tensors of the size of a state that the network and its libraries hold at most
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows and columns that a tile answers for, and the larger part of the image it reads."""
+    """A tile of an image.
 
-    core: tuple[slice, slice]
-    seen: tuple[slice, slice]
-    fade: int = 0  # how far beyond the core it is cross-faded with its neighbours
-
-
-def exact_halo(config: NLRNConfig) -> int:
-    """How far away a pixel can still change the result: T (floor(q/2) + 2) + 2.
-
-    Less where some states have no non-local module.
+    Attributes:
+        output: rows and columns that it answers for.
+        input: the larger part of the image that it reads.
+        blend: how many pixels beyond its output it is blended with its neighbors.
     """
-    radius = config.window // 2
-    return 2 + sum(2 + radius * config.is_non_local(t) for t in range(config.steps))
 
-
-def network_memory(
-    config: NLRNConfig,
-    height: int,
-    width: int,
-    dtype: torch.dtype,
-    device: torch.device = CPU,
-) -> int:
-    """Bytes that the network takes at most for an image: the scores and a dozen feature maps."""
-    channels = config.channels
-    if device.type == "cuda" and height * width * (channels + 2 * config.embed) >= 2**31:
-        return 2**62  # kernels count elements in 32 bits: no memory is enough
-    features = FEATURE_MAPS * height * width * channels * dtype.itemsize
-    if not config.non_local_every:
-        return features
-    embedded = AFFINITIES[config.affinity].embedded != "none"
-    return features + correlation_bytes(
-        height,
-        width,
-        AttentionSpec(config.window, config.affinity, config.border, config.bandwidth),
-        embed=config.embed if embedded else channels,
-        channels=channels,
-        dtype=dtype,
-        device=device,
-    )
+    output: tuple[slice, slice]
+    input: tuple[slice, slice]
+    blend: int = 0
 
 
 def plan(
-    config: NLRNConfig,
+    network: Network,
     size: torch.Size | tuple[int, int],
     tile: int | None,
     exact: bool,
@@ -76,12 +45,12 @@ def plan(
     height, width = size
 
     def need(height: int, width: int) -> int:
-        return network_memory(config, height, width, dtype, device)
+        return network.memory(height, width, dtype, device)
 
     everything = Tile((slice(0, height), slice(0, width)), (slice(0, height), slice(0, width)))
     if tile == 0 or (tile is None and need(height, width) <= budget):
         return [everything]
-    halo = exact_halo(config) if exact else min(HALO, exact_halo(config))
+    halo = network.halo if exact else min(HALO, network.halo)
     if tile is None:
         # In steps of 8, the side of the blocks that memory is counted in.
         smallest = SMALLEST_TILE + 2 * halo
@@ -94,22 +63,35 @@ def plan(
                 f"tiles with a halo of {halo} pixels need {least / 2**30:.1f} GiB, "
                 f"the memory budget is {budget / 2**30:.1f} GiB"
             )
-    tiles = cut(size, tile, halo, fade=0 if halo == exact_halo(config) else FADE)
-    if len(tiles) > 1 and config.border == "circular" and exact:
+    blend = 0 if halo == network.halo else BLEND
+    tiles = cut(size, tile, halo, blend=blend, multiple=network.multiple)
+    if len(tiles) > 1 and exact and not network.can_tile_exactly:
         raise ValueError("tiles of a network with circular border cannot equal the whole image")
     return tiles
 
 
 def cut(
-    size: torch.Size | tuple[int, int], tile: int, halo: int, *, fade: int = FADE
+    size: torch.Size | tuple[int, int],
+    tile: int,
+    halo: int,
+    *,
+    blend: int = BLEND,
+    multiple: int = 1,
 ) -> list[Tile]:
-    """Tiles of at most that side, which read `halo` pixels around them, for an image (H, W)."""
+    """Tiles of about that side, which read `halo` pixels around them, for an image (H, W).
+
+    What they read begins at multiples of `multiple`.
+    """
     height, width = size
     rows, columns = _pieces(height, tile), _pieces(width, tile)
     narrowest = min(piece.stop - piece.start for piece in rows + columns)
-    fade = min(fade, halo, narrowest // 2)
+    blend = min(blend, halo, narrowest // 2)
     return [
-        Tile((row, column), (_grow(row, halo, height), _grow(column, halo, width)), fade)
+        Tile(
+            (row, column),
+            (_grow(row, halo, height, multiple), _grow(column, halo, width, multiple)),
+            blend,
+        )
         for row in rows
         for column in columns
     ]
@@ -122,23 +104,24 @@ def _pieces(length: int, step: int) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(edges)]
 
 
-def _grow(piece: slice, by: int, length: int) -> slice:
-    return slice(max(0, piece.start - by), min(length, piece.stop + by))
+def _grow(piece: slice, by: int, length: int, multiple: int = 1) -> slice:
+    start, stop = max(0, piece.start - by), piece.stop + by
+    return slice(start - start % multiple, min(length, stop + -stop % multiple))
 
 
 def paste(out: Tensor, part: Tensor, tile: Tile) -> None:
-    """Adds a tile, cross-faded with its neighbours, to the result [C, H, W]."""
-    used, ramps, fade = [], [], tile.fade
+    """Adds a tile, blended with its neighbors, to the result [C, H, W]."""
+    used, ramps, blend = [], [], tile.blend
     for axis in (0, 1):
-        length, core, seen = out.shape[axis + 1], tile.core[axis], tile.seen[axis]
-        reach = _grow(core, fade, length)
-        position = torch.arange(reach.start, reach.stop) + 0.5
+        length, output, read = out.shape[axis + 1], tile.output[axis], tile.input[axis]
+        reach = _grow(output, blend, length)
+        position = torch.arange(reach.start, reach.stop, device=out.device) + 0.5
         ramp = torch.ones_like(position)
-        if fade and core.start > 0:
-            ramp *= ((position - core.start + fade) / (2 * fade)).clamp(0, 1)
-        if fade and core.stop < length:
-            ramp *= ((core.stop + fade - position) / (2 * fade)).clamp(0, 1)
-        used.append((reach, slice(reach.start - seen.start, reach.stop - seen.start)))
+        if blend and output.start > 0:
+            ramp *= ((position - output.start + blend) / (2 * blend)).clamp(0, 1)
+        if blend and output.stop < length:
+            ramp *= ((output.stop + blend - position) / (2 * blend)).clamp(0, 1)
+        used.append((reach, slice(reach.start - read.start, reach.stop - read.start)))
         ramps.append(ramp)
     (rows, part_rows), (columns, part_columns) = used
     out[:, rows, columns] += part[:, part_rows, part_columns] * ramps[0][:, None] * ramps[1]

@@ -1,0 +1,44 @@
+"""Networks behind one contract: `base.Network` says what they promise, one file has each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nlrn import weights
+from nlrn.models.base import AttentionLayout, Network, TrainingMode
+from nlrn.models.conditioning import Conditioned
+from nlrn.models.nlrn import NLRN
+from nlrn.weights import ModelCard, WeightsError
+
+__all__ = [
+    "ARCHITECTURES",
+    "AttentionLayout",
+    "Conditioned",
+    "ModelCard",
+    "Network",
+    "TrainingMode",
+    "build",
+    "load",
+]
+
+# By the name that a weight's card has for it.
+ARCHITECTURES: dict[str, type[Network]] = {network.architecture: network for network in (NLRN,)}
+
+
+def build(architecture: str, config: dict[str, Any]) -> Network:
+    """An untrained network of this architecture with these fields of its config."""
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ValueError(f"architecture must be one of {known}, got {architecture!r}")
+    network = ARCHITECTURES[architecture]
+    return network(network.config_class.from_dict(config))
+
+
+def load(name_or_path: str | Path) -> Network:
+    """The network of a weight in the package, or of a file, whatever its architecture."""
+    weight = weights.load(name_or_path)
+    architecture = weight.card.architecture
+    if architecture not in ARCHITECTURES:
+        raise WeightsError(f"{name_or_path}: unknown architecture {architecture!r}")
+    return ARCHITECTURES[architecture].from_weight(weight, str(name_or_path))

@@ -6,26 +6,19 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from nlrn.weights.card import ModelCard
+from nlrn import weights
+from nlrn.errors import one_line
+from nlrn.models.conditioning import Conditioned, for_one_level
+from nlrn.ops import AttentionSpec
+from nlrn.weights import ModelCard, Weight, WeightsError
 
-CPU = torch.device("cpu")
-
-
-class Conditioned(NamedTuple):
-    """An image prepared for a network, and the way back.
-
-    Attributes:
-        input: what the network is to be given [B, C', H, W].
-        removed: from what it then gives [B, C, H, W], how much is to be taken away from the image.
-    """
-
-    input: Tensor
-    removed: Callable[[Tensor], Tensor]
+Watch = Callable[[Tensor, Tensor], None]  # gets query and key [B, D, H, W]
 
 
 @dataclass(frozen=True)
@@ -36,7 +29,7 @@ class TrainingMode:
         non_local: whether its non-local modules take part.
         border: what neighbourhoods do at the edge of a patch.
         backend: of the neighbourhood operator: "auto", or "dense" for all pairs of pixels.
-        dtype: in which the weights are used, where that is not their own.
+        dtype: in which shared weights are used, where that is not their own.
     """
 
     non_local: bool = True
@@ -45,24 +38,60 @@ class TrainingMode:
     dtype: torch.dtype | None = None
 
 
+@dataclass(frozen=True)
+class AttentionLayout:
+    """Where a network compares pixels, for those who want to see it.
+
+    Attributes:
+        spec: the operator.
+        states: numbers, from 1, of the states that compare.
+        propagate: whether a state adds the previous state's scores to its own.
+        channels: of query and key together.
+    """
+
+    spec: AttentionSpec
+    states: tuple[int, ...]
+    propagate: bool
+    channels: int
+
+
 class Network(nn.Module, ABC):
     """A network for image restoration: degraded image in, restored image out.
 
-    Images are [B, C, H, W] in [0, 1]. `forward` takes what `condition` gives, of any size whose
-    sides divide by `multiple`.
+    Images are [B, C, H, W] in [0, 1], of any size. `forward` takes what `condition` gives.
 
     Attributes:
-        config: frozen dataclass that decides shape and arithmetic; `from_dict` makes it.
+        architecture: its key in `ARCHITECTURES`.
+        config_class: frozen dataclass with a classmethod `from_dict`.
+        config: decides shape and arithmetic.
         card: what is known about its weights.
+        steps: how often a pass reports progress.
+        multiple: side in pixels of the cells in which it computes; tiles begin at multiples of it.
+        takes_noise_map: whether the noise level is part of its input.
     """
 
+    architecture: ClassVar[str]
+    config_class: ClassVar[Any]
     config: Any
     card: ModelCard
+    steps: int = 1
+    multiple: int = 1
+    takes_noise_map: bool = False
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.card = ModelCard(architecture=self.architecture)
 
     @property
     @abstractmethod
     def in_channels(self) -> int:
-        """Channels of the images it takes, 1 or 3; a noise map is not counted."""
+        """Channels of the images it takes; a noise map is not counted."""
+
+    @property
+    @abstractmethod
+    def out_channels(self) -> int:
+        """Channels of the images it gives."""
 
     @property
     @abstractmethod
@@ -70,14 +99,9 @@ class Network(nn.Module, ABC):
         """How many pixels away something can still change the result."""
 
     @property
-    def multiple(self) -> int:
-        """What the sides of its input have to divide by."""
-        return 1
-
-    @property
-    @abstractmethod
-    def steps(self) -> int:
-        """How often a pass reports progress."""
+    def can_tile_exactly(self) -> bool:
+        """Whether tiles that overlap by the halo give what the whole image gives."""
+        return True
 
     @property
     @abstractmethod
@@ -95,22 +119,46 @@ class Network(nn.Module, ABC):
         """A module that computes the same without gradients, in this precision, on this device.
 
         Called with (input, on_step), it returns the result in float32 on the input's device, and
-        calls `on_step` `steps` times. Later changes of the network do not reach it.
+        calls `on_step` after each of `steps`. Later changes of the network do not reach it.
         """
 
     def for_training(self, mode: TrainingMode) -> Callable[[Tensor], Tensor]:
         """`forward` as a stage of training wants it, with the same parameters."""
         return self
 
-    def condition(self, image: Tensor, sigma: float | Tensor | None) -> Conditioned:
-        """The input for an image [B, C, H, W] with noise of level sigma.
+    def input_for(self, image: Tensor, sigma: float | Tensor) -> Tensor:
+        """The image [B, C, H, W], and the noise map where the network takes one.
 
         Args:
             image: in [0, 1].
-            sigma: in the units of the image: a number, [B], or a map [B, 1, H, W] where the
-                network takes one; None if there is no noise to speak of.
+            sigma: noise level in the units of the image: a number, [B], or a map [B, 1, H, W].
         """
-        return Conditioned(image, lambda restored: image - restored)
+        return image
+
+    def condition(self, image: Tensor, sigma: float | Tensor) -> Conditioned:
+        """What `forward` is to get for an image with noise, and how its answer is to be read.
+
+        Args:
+            image: [B, C, H, W] in [0, 1].
+            sigma: noise level on the 0..255 scale; with a noise map also [B] or [B, 1, H, W].
+        """
+        if not self.takes_noise_map:
+            return for_one_level(image, sigma, self.card.sigma)
+        given = self.input_for(image, sigma / 255)
+        return Conditioned(given, lambda restored: image - restored)
+
+    def with_border(self, border: str) -> Self:
+        """The same parameters with neighbourhoods that do something else at the image's edge."""
+        return self
+
+    @property
+    def attention(self) -> AttentionLayout | None:
+        """Where it compares pixels; None if it does not."""
+        return None
+
+    def watch(self, image: Tensor, watch: Watch) -> Tensor:
+        """`forward`, with `watch` called for query and key of each comparison."""
+        raise ValueError(f"{self.architecture} compares no pixels")
 
     def matrices(self) -> list[nn.Parameter]:
         """The parameters that map channels to channels, which Muon makes orthogonal steps for."""
@@ -120,7 +168,34 @@ class Network(nn.Module, ABC):
         """The modules worth compiling one by one, because a pass goes through them repeatedly."""
         return (self,)
 
-    def describe(self) -> dict[str, Any]:
-        """Facts for people: counts first, then the configuration."""
-        count = sum(p.numel() for p in self.parameters())
-        return {"parameters": count, **dataclasses.asdict(self.config)}
+    def counts(self) -> dict[str, int]:
+        """Numbers of parameters and layers, for people."""
+        return {"parameters": sum(p.numel() for p in self.parameters())}
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | Path) -> Self:
+        """The network of a weight in the package, or of a file that `save_pretrained` wrote."""
+        weight = weights.load(name_or_path)
+        if weight.card.architecture != cls.architecture:
+            found = weight.card.architecture
+            raise WeightsError(f"{name_or_path}: architecture {found!r}, not {cls.architecture!r}")
+        return cls.from_weight(weight, str(name_or_path))
+
+    @classmethod
+    def from_weight(cls, weight: Weight, name: str) -> Self:
+        """The network of a weight that was loaded; `name` is for error messages."""
+        config = cls.config_class.from_dict(weight.config)
+        with torch.device("meta"):  # a file's config takes no memory before its tensors fit it
+            network = cls(config)
+        # Files from before there were cards do not say how many channels.
+        network.card = dataclasses.replace(weight.card, channels=network.in_channels)
+        try:
+            network.load_state_dict(weight.tensors, assign=True)
+        except RuntimeError as error:
+            raise WeightsError(f"{name}: {one_line(error)}") from error
+        return network.eval()
+
+    def save_pretrained(self, path: str | Path, card: ModelCard | None = None) -> None:
+        """Writes weights, config and card into one safetensors file."""
+        card = dataclasses.replace(card or self.card, architecture=self.architecture)
+        weights.save(path, card, dataclasses.asdict(self.config), self.state_dict())

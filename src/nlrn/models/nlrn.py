@@ -2,217 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nlrn import weights
-from nlrn.ops import AFFINITIES, BORDERS, AttentionSpec, Correlation, attend
+from nlrn.models.base import AttentionLayout, Network, TrainingMode, Watch
+from nlrn.models.nlrn_config import CONFIGS, NLRNConfig
+from nlrn.models.nlrn_inference import NLRNInference
+from nlrn.models.non_local import Attend, NonLocal2d, NonLocalBlock2d, xavier_
+from nlrn.models.pixel_grid import from_grid, to_grid
+from nlrn.models.shared_weights import OneForEachState
+from nlrn.ops import AttentionSpec, Correlation, attend, correlation_bytes
+
+__all__ = ["CONFIGS", "NLRN", "NLRNConfig", "NonLocal2d", "NonLocalBlock2d", "random_network"]
+FEATURE_MAPS = 12  # tensors of the size of a state that the network and its libraries hold at most
 
 
-@dataclass(frozen=True)
-class NLRNConfig:
-    """Everything that decides the shape and the arithmetic of an NLRN.
-
-    Attributes:
-        steps: T, how often the recurrent cell is applied.
-        channels: m, features of every state.
-        embed: l, channels of the embeddings theta and psi.
-        window: q, odd side of the neighbourhood.
-        affinity: how two pixels are compared, a row of the paper's Table 1.
-        border: what a neighbourhood does at the image's edge, "mask" or "circular".
-        bandwidth: h of the euclidean affinity.
-        propagate: whether a state adds the previous state's correlation to its own.
-        non_local_every: k, a non-local module in every k-th state; 0 for none (a plain RNN).
-        tied: whether all states share one set of weights.
-        norm_per_state: whether every state has batch-norm parameters of its own.
-        in_channels: channels of the input image.
-        out_channels: channels of the result; the network adds to that many input channels.
-    """
-
-    steps: int = 12
-    channels: int = 128
-    embed: int = 64
-    window: int = 45
-    affinity: str = "embedded_gaussian"
-    border: str = "mask"
-    bandwidth: float = 10.0
-    propagate: bool = True
-    non_local_every: int = 1
-    tied: bool = True
-    norm_per_state: bool = True
-    in_channels: int = 1
-    out_channels: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "channels", "embed", "in_channels", "out_channels"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.window < 1 or self.window % 2 == 0:
-            raise ValueError(f"window must be odd and positive, got {self.window}")
-        if self.affinity not in AFFINITIES:
-            known = ", ".join(AFFINITIES)
-            raise ValueError(f"affinity must be one of {known}, got {self.affinity!r}")
-        if self.border not in BORDERS:
-            raise ValueError(f"border must be one of {', '.join(BORDERS)}, got {self.border!r}")
-        if not self.bandwidth > 0:
-            raise ValueError(f"bandwidth must be above 0, got {self.bandwidth}")
-        if self.non_local_every < 0:
-            raise ValueError(f"non_local_every must be 0 or more, got {self.non_local_every}")
-        if self.out_channels > self.in_channels:
-            raise ValueError(
-                f"out_channels must be at most in_channels ({self.in_channels}), "
-                f"got {self.out_channels}"
-            )
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> NLRNConfig:
-        """The config with these fields; a field that does not exist is an error naming it."""
-        known = {field.name: type(field.default) for field in dataclasses.fields(cls)}
-        for name, value in values.items():
-            if name not in known:
-                raise ValueError(f"unknown config key {name!r}; known keys: {', '.join(known)}")
-            whole_as_float = known[name] is float and type(value) is int
-            if type(value) is not known[name] and not whole_as_float:
-                kind = known[name].__name__
-                raise ValueError(f"config key {name!r} must be {kind}, got {value!r}")
-        return cls(**values)
-
-    def is_non_local(self, step: int) -> bool:
-        """Whether state `step`, counted from 0, holds a non-local module."""
-        return self.non_local_every > 0 and step % self.non_local_every == 0
-
-    @property
-    def effective_depth(self) -> int:
-        """Layers from input to output, a non-local module counted as one."""
-        return 2 + 2 * self.steps + sum(map(self.is_non_local, range(self.steps)))
-
-    @property
-    def flop_per_pixel(self) -> int:
-        """Useful work of all states; masked or repeated work does not count."""
-        m, convolutions = self.channels, 36 * self.channels**2
-        embedded = AFFINITIES[self.affinity].embedded
-        width = m if embedded == "none" else self.embed
-        projections = {"none": 0, "shared": 1, "both": 2}[embedded] * m * self.embed + m * m
-        non_local = 2 * projections + 2 * self.window**2 * (width + m)
-        return sum(
-            convolutions + (non_local if self.is_non_local(t) else 0) for t in range(self.steps)
-        )
-
-
-_BASE = NLRNConfig()
-# Every variant of the paper's Tables 1 and 2, and of its two figures' other settings.
-CONFIGS = {
-    "nlrn": _BASE,
-    "nlrn-euclidean": dataclasses.replace(_BASE, affinity="euclidean"),
-    "nlrn-dot": dataclasses.replace(_BASE, affinity="dot"),
-    "nlrn-embedded-dot": dataclasses.replace(_BASE, affinity="embedded_dot"),
-    "nlrn-gaussian": dataclasses.replace(_BASE, affinity="gaussian"),
-    "nlrn-symmetric": dataclasses.replace(_BASE, affinity="symmetric_embedded_gaussian"),
-    "nlrn-untied": dataclasses.replace(_BASE, tied=False),
-    "rnn": dataclasses.replace(_BASE, channels=135, non_local_every=0),
-    "nlrn-every-2": dataclasses.replace(_BASE, non_local_every=2),
-    "nlrn-every-3": dataclasses.replace(_BASE, non_local_every=3),
-    "nlrn-no-propagation": dataclasses.replace(_BASE, propagate=False),
-    "nlrn-shared-norm": dataclasses.replace(_BASE, norm_per_state=False),
-    "nlrn-rgb": dataclasses.replace(_BASE, in_channels=3, out_channels=3),
-}
-
-
-class NonLocal2d(nn.Module):
-    """Adds to each pixel the affinity-weighted mean of its window x window neighbourhood.
-
-    g starts at zero, so that a module inserted into a trained network changes nothing at first.
-
-    Args:
-        channels: C, feature channels in and out.
-        embed: D, channels of the embeddings theta and psi.
-        window: odd side of the neighbourhood.
-        affinity: how two pixels are compared, a name of `nlrn.ops.AFFINITIES`.
-        border: "mask" or "circular".
-        bandwidth: h of the euclidean affinity.
-        keep_correlation: whether the correlation comes back; without it None does.
-    """
-
-    def __init__(
-        self,
-        channels: int,
-        embed: int = 64,
-        window: int = 45,
-        *,
-        affinity: str = "embedded_gaussian",
-        border: str = "mask",
-        bandwidth: float = 10.0,
-        keep_correlation: bool = True,
-    ) -> None:
-        super().__init__()
-        if affinity not in AFFINITIES:
-            raise ValueError(f"affinity must be one of {', '.join(AFFINITIES)}, got {affinity!r}")
-        if channels < 1 or embed < 1:
-            raise ValueError(f"channels and embed must be positive, got {channels} and {embed}")
-        if window < 1 or window % 2 == 0:
-            raise ValueError(f"window must be odd and positive, got {window}")
-        if border not in BORDERS:
-            raise ValueError(f"border must be one of {', '.join(BORDERS)}, got {border!r}")
-        self.window, self.affinity, self.border = window, affinity, border
-        self.bandwidth, self.keep_correlation = bandwidth, keep_correlation
-        self.operator = attend  # training may put a formulation of its own here
-        embedded = AFFINITIES[affinity].embedded
-        self.theta = nn.Conv2d(channels, embed, 1) if embedded != "none" else None
-        self.psi = nn.Conv2d(channels, embed, 1) if embedded == "both" else None
-        self.g = nn.Conv2d(channels, channels, 1)
-        for embedding in (self.theta, self.psi):
-            if embedding is not None:
-                _xavier(embedding)
-        nn.init.zeros_(self.g.weight)
-        nn.init.zeros_(self.g.bias)  # type: ignore[arg-type]
-        if self.psi is not None and AFFINITIES[affinity].softmax:
-            # It would add the same to all scores of a pixel, which the softmax takes out. Its
-            # gradient is the noise of rounding; Adam makes a walk of full steps of that, and the
-            # scores move so far from zero that half precision cannot tell them apart.
-            nn.init.zeros_(self.psi.bias).requires_grad_(False)  # type: ignore[arg-type]
-            self.register_load_state_dict_post_hook(_rest_psi_bias)
-
-    def forward(
-        self, x: Tensor, prior: Correlation | Tensor | None = None
-    ) -> tuple[Tensor, Correlation | None]:
-        """Features [B, C, H, W] and the previous correlation -> (features alike, correlation)."""
-        theta = x if self.theta is None else self.theta(x)
-        psi = theta if self.psi is None else self.psi(x)
-        spec = AttentionSpec(self.window, self.affinity, self.border, self.bandwidth)
-        out, correlation = self.operator(
-            theta, psi, self.g(x), spec, prior_scores=prior, keep_correlation=self.keep_correlation
-        )
-        return x + out, correlation
-
-
-class NonLocalBlock2d(NonLocal2d):
-    """`NonLocal2d` where no correlation is handed on: a tensor in, a tensor out.
-
-    So it can stand in `nn.Sequential` and wherever else a convolution could. The options are those
-    of `NonLocal2d`.
-    """
-
-    def __init__(self, channels: int, embed: int = 64, window: int = 45, **options: Any) -> None:
-        super().__init__(channels, embed, window, keep_correlation=False, **options)
-
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        """Features [B, C, H, W] -> features alike."""
-        return super().forward(x)[0]
-
-
-def _rest_psi_bias(module: nn.Module, _: Any) -> None:
-    """Of weights that let it walk: zero is the same function."""
-    nn.init.zeros_(module.psi.bias)  # type: ignore[union-attr, arg-type]
-
-
-class StateNorms(nn.Module):
+class BatchNorms(nn.Module):
     """The three batch norms of one state: before the module and before each convolution."""
 
     def __init__(self, channels: int) -> None:
@@ -246,113 +58,228 @@ class RecurrentCell(nn.Module):
     def forward(
         self,
         state: Tensor,
-        first: Tensor,
+        skip: Tensor,
         correlation: Correlation | None,
-        norms: StateNorms,
-        is_non_local: bool,
+        norms: BatchNorms,
+        attend: Attend | None,
+        spec: AttentionSpec | None = None,
     ) -> tuple[Tensor, Correlation | None]:
-        """States s^(t-1) and s^0 [B, m, H, W] -> (s^t, correlation to hand on)."""
+        """States s^(t-1) and s^0 [B, m, H, W] -> (s^t, correlation to hand on).
+
+        Without `attend` the non-local module takes no part.
+        """
         x = F.relu(norms.non_local(state))
-        if is_non_local and self.non_local is not None:
-            x, correlation = self.non_local(x, correlation)
+        if attend is not None and self.non_local is not None:
+            x, correlation = self.non_local(x, correlation, attend, spec)
         x = self.conv1(norms.conv1(x))  # no ReLU here, as in the authors' code
         x = self.conv2(F.relu(norms.conv2(x)))
-        return x + first, correlation
+        return x + skip, correlation
 
 
-class NLRN(nn.Module):
+class NLRN(Network):
     """The Non-Local Recurrent Network: degraded image in, restored image out.
 
     Args:
         config: shape of the network; the paper's by default.
-
-    Attributes:
-        notes: what `save_pretrained` was told besides, such as the noise level of the training.
     """
 
+    architecture = "nlrn"
+    config_class = NLRNConfig
+    config: NLRNConfig
+
     def __init__(self, config: NLRNConfig | None = None) -> None:
-        super().__init__()
-        self.config = config = config or NLRNConfig()
-        self.notes: dict[str, str] = {}
+        config = config or NLRNConfig()
+        super().__init__(config)
+        self.card = dataclasses.replace(self.card, channels=config.in_channels)
+        self.steps, self.multiple = config.steps, config.unshuffle
+        self.takes_noise_map = config.noise_map
         modules = [config.is_non_local(t) for t in range(config.steps)]
         # Module i serves state i; a tied network has one cell, shared norms are one set.
         self.cells = nn.ModuleList(
             RecurrentCell(config, has) for has in ([any(modules)] if config.tied else modules)
         )
         self.norms = nn.ModuleList(
-            StateNorms(config.channels) for _ in range(config.steps if config.norm_per_state else 1)
+            BatchNorms(config.channels) for _ in range(config.steps if config.norm_per_state else 1)
         )
-        self.norm_in = nn.BatchNorm2d(config.in_channels)
-        self.conv_in = _conv3x3(config.in_channels, config.channels)
+        area = config.unshuffle**2
+        given = area * config.in_channels + config.noise_map
+        self.norm_in = nn.BatchNorm2d(given)
+        self.conv_in = _conv3x3(given, config.channels)
         self.norm_out = nn.BatchNorm2d(config.channels)
-        self.conv_out = _conv3x3(config.channels, config.out_channels)
+        self.conv_out = _conv3x3(config.channels, area * config.out_channels)
         nn.init.zeros_(self.conv_out.weight)  # so that training starts at the identity
 
     def cell(self, step: int) -> RecurrentCell:
         """The cell of state `step`, counted from 0."""
         return self.cells[0 if self.config.tied else step]  # type: ignore[return-value]
 
-    def norm(self, step: int) -> StateNorms:
+    def norm(self, step: int) -> BatchNorms:
         """The batch norms of state `step`, counted from 0."""
         return self.norms[step if self.config.norm_per_state else 0]  # type: ignore[return-value]
 
-    def forward(self, image: Tensor) -> Tensor:
-        """Degraded image [B, in, H, W] in [0, 1] -> restored image [B, out, H, W]."""
-        return self.unroll(image, self.cell)
+    def forward(self, image: Tensor, *, non_local: bool = True) -> Tensor:
+        """Degraded image [B, in, H, W] in [0, 1] -> restored image [B, out, H, W].
 
-    def unroll(self, image: Tensor, cell: Callable[[int], Callable[..., Any]]) -> Tensor:
-        """`forward` with cell(t) in place of the cell of state t, counted from 0."""
-        first = state = self.conv_in(self.norm_in(image))
+        Args:
+            image: with the noise map as last channel, where the network takes one.
+            non_local: whether the non-local modules take part.
+        """
+        operator = functools.partial(attend, reuse_prior=True) if non_local else None
+        return self._unroll(image, self.cell, operator, self.config.attention)
+
+    def watch(self, image: Tensor, watch: Watch) -> Tensor:
+        """`forward`, with `watch` called for query and key of each comparison."""
+
+        def watched(query: Tensor, key: Tensor, *others: Any, **options: Any) -> Any:
+            watch(query, key)
+            return attend(query, key, *others, reuse_prior=True, **options)
+
+        return self._unroll(image, self.cell, watched, self.config.attention)
+
+    @property
+    def attention(self) -> AttentionLayout | None:
+        config = self.config
+        states = tuple(t + 1 for t in range(config.steps) if config.is_non_local(t))
+        both = 2 if config.attention.kind.embedded == "both" else 1
+        return AttentionLayout(config.attention, states, config.propagate, both * config.compared)
+
+    def _unroll(
+        self,
+        image: Tensor,
+        cell: Callable[[int], Callable[..., Any]],
+        attend: Attend | None,
+        spec: AttentionSpec,
+    ) -> Tensor:
+        """The whole network, with cell(t) as the cell of state t, counted from 0."""
+        config = self.config
+        skip = state = self.conv_in(self.norm_in(to_grid(image, config)))
         correlation: Correlation | None = None
-        for t in range(self.config.steps):
-            state, correlation = cell(t)(
-                state, first, correlation, self.norm(t), self.config.is_non_local(t)
-            )
+        for t in range(config.steps):
+            here = attend if config.is_non_local(t) else None
+            state, correlation = cell(t)(state, skip, correlation, self.norm(t), here, spec)
         residual = self.conv_out(F.relu(self.norm_out(state)))
-        return image[:, : self.config.out_channels] + residual
+        return image[:, : config.out_channels] + from_grid(residual, image, config)
+
+    @property
+    def in_channels(self) -> int:
+        return self.config.in_channels
+
+    @property
+    def out_channels(self) -> int:
+        return self.config.out_channels
+
+    @property
+    def halo(self) -> int:
+        return self.config.halo
+
+    @property
+    def can_tile_exactly(self) -> bool:
+        return self.config.border != "circular"
+
+    @property
+    def flop_per_pixel(self) -> float:
+        return self.config.flop_per_pixel
+
+    def memory(self, height: int, width: int, dtype: torch.dtype, device: torch.device) -> int:
+        """Bytes that the network takes at most: the scores and a dozen feature maps."""
+        config = self.config
+        height, width = (-(-side // config.unshuffle) for side in (height, width))
+        if device.type == "cuda" and height * width * (config.channels + 2 * config.embed) >= 2**31:
+            return 2**62  # kernels count elements in 32 bits: no memory is enough
+        features = FEATURE_MAPS * height * width * config.channels * dtype.itemsize
+        if not config.non_local_every:
+            return features
+        return features + correlation_bytes(
+            height, width, config.attention, embed=config.compared, channels=config.channels,
+            dtype=dtype, device=device,
+        )  # fmt: skip
+
+    def for_inference(
+        self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> NLRNInference:
+        """The network with its batch norms folded into its neighbours."""
+        return NLRNInference(self, dtype, torch.device(device))
+
+    def for_training(self, mode: TrainingMode) -> Callable[[Tensor], Tensor]:
+        """`forward` with the operator and the border of a stage.
+
+        With a dtype, weights that all states share are cast once, not once per state.
+        """
+        operator: Attend | None = None
+        if mode.non_local:
+            operator = functools.partial(attend, backend=mode.backend)
+            if mode.backend != "dense":  # kernels or loops: not for the compiler to look into
+                operator = torch.compiler.disable(operator)
+        spec = dataclasses.replace(self.config.attention, border=mode.border)
+
+        def forward(image: Tensor) -> Tensor:
+            cell: Callable[[int], Callable[..., Any]] = self.cell
+            if mode.dtype is not None and self.config.tied:
+                cell = OneForEachState(self.cell(0), self.config.steps, mode.dtype)
+            return self._unroll(image, cell, operator, spec)
+
+        return forward
+
+    def input_for(self, image: Tensor, sigma: float | Tensor) -> Tensor:
+        """The image [B, C, H, W] and, where the network takes one, the noise map.
+
+        Args:
+            image: in [0, 1].
+            sigma: noise level in the units of the image: a number, [B], or a map [B, 1, H, W].
+        """
+        if not self.takes_noise_map:
+            return image
+        level = torch.as_tensor(sigma, dtype=image.dtype, device=image.device)
+        batch, _, height, width = image.shape
+        level = level if level.dim() == 4 else level.reshape(-1, 1, 1, 1)
+        try:
+            level = level.expand(batch, 1, height, width)
+        except RuntimeError as error:
+            expected, got = f"[{batch}, 1, {height}, {width}]", tuple(level.shape)
+            raise ValueError(f"a noise map for this image must be {expected}, got {got}") from error
+        return torch.cat([image, level], 1)
+
+    def with_border(self, border: str) -> NLRN:
+        """The same parameters with neighbourhoods that do something else at the image's edge."""
+        view = copy.copy(self)
+        view.config = dataclasses.replace(self.config, border=border)
+        return view
+
+    def matrices(self) -> list[nn.Parameter]:
+        """All weights of convolutions but those from and to the image, which are filters."""
+        filters = (self.conv_in.weight, self.conv_out.weight)
+        return [p for p in self.parameters() if p.ndim > 1 and not any(p is f for f in filters)]
+
+    def repeated_modules(self) -> Iterable[nn.Module]:
+        # The cell alone: its code is compiled for the first state and for the others, while the
+        # unrolled network would be compiled twelve times as long.
+        return self.cells
+
+    def counts(self) -> dict[str, int]:
+        """Parameters of convolutions, the count that papers print, and of batch norms; depth."""
+        return {
+            "convolution_parameters": self.convolution_parameters,
+            "batch_norm_parameters": self.norm_parameters,
+            "effective_depth": self.config.effective_depth,
+        }
 
     @property
     def convolution_parameters(self) -> int:
         """Parameters of all convolutions, the count that papers print."""
-        convolutions = (m for m in self.modules() if isinstance(m, nn.Conv2d))
-        return sum(p.numel() for m in convolutions for p in m.parameters())
+        return self._parameters_of(nn.Conv2d)
 
     @property
     def norm_parameters(self) -> int:
         """Trained parameters of all batch norms, without running statistics."""
-        norms = (m for m in self.modules() if isinstance(m, nn.BatchNorm2d))
-        return sum(p.numel() for m in norms for p in m.parameters())
+        return self._parameters_of(nn.BatchNorm2d)
 
-    @classmethod
-    def from_pretrained(cls, name_or_path: str | Path) -> NLRN:
-        """The network of a weight in the package, or of a file that `save_pretrained` wrote."""
-        weight = weights.load(name_or_path)
-        config = NLRNConfig.from_dict(weight.config)
-        with torch.device("meta"):  # a file's config takes no memory before its tensors fit it
-            model = cls(config)
-        model.notes = weight.notes
-        try:
-            model.load_state_dict(weight.tensors, assign=True)
-        except RuntimeError as error:
-            first_line = " ".join(str(error).split())[:200]
-            raise weights.WeightsError(f"{name_or_path}: {first_line}") from error
-        return model.eval()
-
-    def save_pretrained(self, path: str | Path, notes: dict[str, str] | None = None) -> None:
-        """Writes weights, config and notes into one safetensors file."""
-        notes = self.notes | (notes or {})
-        weights.save(path, dataclasses.asdict(self.config), self.state_dict(), notes)
+    def _parameters_of(self, kind: type[nn.Module]) -> int:
+        chosen = (m for m in self.modules() if isinstance(m, kind))
+        return sum(p.numel() for m in chosen for p in m.parameters())
 
 
 def _conv3x3(channels_in: int, channels_out: int) -> nn.Conv2d:
-    return _xavier(nn.Conv2d(channels_in, channels_out, 3, padding=1))
-
-
-def _xavier(convolution: nn.Conv2d) -> nn.Conv2d:
-    nn.init.xavier_uniform_(convolution.weight)
-    if convolution.bias is not None:
-        nn.init.zeros_(convolution.bias)
-    return convolution
+    return xavier_(nn.Conv2d(channels_in, channels_out, 3, padding=1))
 
 
 def random_network(config: NLRNConfig, seed: int = 0) -> NLRN:
@@ -362,7 +289,7 @@ def random_network(config: NLRNConfig, seed: int = 0) -> NLRN:
         model = NLRN(config)
         for module in model.modules():
             if isinstance(module, NonLocal2d):
-                _xavier(module.g)
+                xavier_(module.g)
             elif isinstance(module, nn.BatchNorm2d):
                 nn.init.normal_(module.running_mean, std=0.1)  # type: ignore[arg-type]
                 nn.init.uniform_(module.running_var, 0.8, 1.2)  # type: ignore[arg-type]

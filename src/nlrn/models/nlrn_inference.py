@@ -10,13 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nlrn.models.nlrn import NLRN, NonLocal2d
-from nlrn.ops import AFFINITIES, AttentionSpec, Correlation, attend, kernels_run_on
+from nlrn.models.non_local import NonLocal2d
+from nlrn.models.pixel_grid import from_grid, to_grid
+from nlrn.ops import Correlation, attend, kernels_run_on
+
+if TYPE_CHECKING:
+    from nlrn.models.nlrn import NLRN
 
 
 @dataclass(frozen=True)
@@ -43,96 +48,79 @@ class _State:
     first: Tensor  # that scale, for the identity path
 
 
-class FoldedNLRN:
+class NLRNInference(nn.Module):
     """An NLRN in eval mode that computes in `dtype` on `device`, without gradients.
 
     On CUDA nothing waits for the device before the result is asked for.
 
     Args:
-        model: the network; it is not changed.
+        network: what it is made from; it is not changed.
         dtype: float32 or bfloat16 for speed, float64 for comparisons.
         device: where to compute.
-        border: what neighbourhoods do at the edge, where it is not the model's own.
     """
 
-    def __init__(
-        self,
-        model: NLRN,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-        border: str | None = None,
-    ) -> None:
-        self.config, self.dtype, self.device = model.config, dtype, torch.device(device)
-        self.border = border or model.config.border
-        self._spec = AttentionSpec(
-            self.config.window, self.config.affinity, self.border, self.config.bandwidth
-        )
+    def __init__(self, network: NLRN, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.config, self.dtype, self.device = network.config, dtype, device
+        self.spec = network.config.attention
         self._fused = dtype != torch.float64 and kernels_run_on(self.device)
         # cuDNN applies bias and ReLU of the first convolution itself, 2 % of the whole network on
         # an H200; only where it was tried: half precision, channels in its units of eight.
         half = dtype in (torch.bfloat16, torch.float16)
         on_cuda = self._fused and self.device.type == "cuda"
-        self._cudnn_relu = on_cuda and half and model.config.channels % 8 == 0
+        self._cudnn_relu = on_cuda and half and network.config.channels % 8 == 0
         with torch.no_grad():
-            self._image_scale, self._image_shift = map(self._on_map, _affine(model.norm_in))
-            self._in = self._convolution(model.conv_in.weight, model.conv_in.bias)
-            self._scale, self._shift = map(self._on_map, _affine(model.norm(0).non_local))
-            self._states = [self._fold(model, t) for t in range(model.config.steps)]
-            self._out = self._convolution(model.conv_out.weight, model.conv_out.bias)
+            self._image_scale, self._image_shift = map(self._on_map, _affine(network.norm_in))
+            self._in = self._convolution(network.conv_in.weight, network.conv_in.bias)
+            self._scale, self._shift = map(self._on_map, _affine(network.norm(0).non_local))
+            self._states = [self._fold(network, t) for t in range(network.config.steps)]
+            self._out = self._convolution(network.conv_out.weight, network.conv_out.bias)
 
     @torch.inference_mode()
-    def __call__(self, image: Tensor, on_step: Callable[[], None] | None = None) -> Tensor:
+    def forward(self, image: Tensor, on_step: Callable[[], None] | None = None) -> Tensor:
         """Image [B, in, H, W] -> restored image [B, out, H, W], float32, on the image's device.
 
         Args:
-            image: values in [0, 1].
+            image: values in [0, 1], with the noise map where the network takes one.
             on_step: called after every state, to show progress; on CUDA, when it has been launched.
         """
-        given = image
-        image = image.to(self.device, self.dtype, memory_format=torch.channels_last)
+        given, propagate, last = image, self.config.propagate, self.config.steps - 1
+        image = to_grid(image.to(self.device), self.config)
+        image = image.to(self.dtype, memory_format=torch.channels_last)
         image = torch.addcmul(self._image_shift, image, self._image_scale)
-        first = F.conv2d(image, *self._in, padding=1).contiguous(memory_format=torch.channels_last)
-        x = torch.addcmul(self._shift, first, self._scale).relu_()
+        skip = F.conv2d(image, *self._in, padding=1).contiguous(memory_format=torch.channels_last)
+        x = torch.addcmul(self._shift, skip, self._scale).relu_()
         correlation: Correlation | None = None
-        for t, weights in enumerate(self._states):
-            x, correlation = self._step(x, first, correlation, weights, t)
+        for t, state in enumerate(self._states):  # from ReLU(batch norm(s)) to that of the next
+            if state.module is None:
+                x = torch.addcmul(
+                    state.skip_shift.view(1, -1, 1, 1), x, state.skip.view(1, -1, 1, 1)
+                )
+            else:
+                x, correlation = attend(
+                    *self._embed(x, state.module),
+                    self.spec,
+                    prior_scores=correlation if propagate else None,
+                    keep_correlation=propagate and t < last,
+                    reuse_prior=True,
+                    skip=(x, state.skip),
+                )
+                if state.module.shift is not None:
+                    x += state.module.shift
+            x = self._convolve(x, state.weight1, state.bias1)
+            x = self._convolve(x, state.weight2, state.bias2, skip, state.first)
             if on_step is not None:
                 on_step()
-        residual = F.conv2d(x, *self._out, padding=1)
+        residual = from_grid(F.conv2d(x, *self._out, padding=1), given, self.config)
         exact = torch.promote_types(given.dtype, torch.float32)
         return given[:, : self.config.out_channels].to(exact) + residual.to(given.device, exact)
 
-    def _step(
-        self, x: Tensor, first: Tensor, correlation: Correlation | None, weights: _State, step: int
-    ) -> tuple[Tensor, Correlation | None]:
-        """From ReLU(batch norm(s)) of a state [B, m, H, W] to that of the next one."""
-        if weights.module is None:
-            x = torch.addcmul(
-                weights.skip_shift.view(1, -1, 1, 1), x, weights.skip.view(1, -1, 1, 1)
-            )
-        else:
-            x, correlation = self._attend(x, correlation, weights, weights.module, step)
-        x = self._convolve(x, weights.weight1, weights.bias1)
-        return self._convolve(x, weights.weight2, weights.bias2, first, weights.first), correlation
-
-    def _attend(
-        self, x: Tensor, prior: Correlation | None, weights: _State, module: _Module, step: int
-    ) -> tuple[Tensor, Correlation | None]:
-        parts = list(self._project(x, module).split(module.parts, 1))
-        theta, psi, g = {1: [x, x, *parts], 2: [parts[0], *parts], 3: parts}[len(parts)]
-        x, correlation = attend(
-            theta,
-            psi,
-            g,
-            self._spec,
-            prior_scores=prior if self.config.propagate else None,
-            keep_correlation=self.config.propagate and step < self.config.steps - 1,
-            reuse_prior=True,
-            skip=(x, weights.skip),
-        )
-        if module.shift is not None:
-            x += module.shift
-        return x, correlation
+    def _embed(self, x: Tensor, module: _Module) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value of all pixels."""
+        parts = self._project(x, module).split(module.parts, 1)
+        if len(parts) == 1:
+            return x, x, parts[0]
+        return (parts[0], parts[0], parts[1]) if len(parts) == 2 else (parts[0], parts[1], parts[2])
 
     def _project(self, x: Tensor, module: _Module) -> Tensor:
         """theta, psi and g of all pixels, one after the other along the channels."""
@@ -163,13 +151,13 @@ class FoldedNLRN:
             x.addcmul_(added, factor.view(1, -1, 1, 1))
         return x.relu_()
 
-    def _fold(self, model: NLRN, step: int) -> _State:
-        cell, norms = model.cell(step), model.norm(step)
+    def _fold(self, network: NLRN, step: int) -> _State:
+        cell, norms = network.cell(step), network.norm(step)
         skip, skip_shift = _affine(norms.conv1)
         scale2, shift2 = _affine(norms.conv2)
-        last = step == model.config.steps - 1
-        scale, shift = _affine(model.norm_out if last else model.norm(step + 1).non_local)
-        module = cell.non_local if model.config.is_non_local(step) else None
+        last = step == network.config.steps - 1
+        scale, shift = _affine(network.norm_out if last else network.norm(step + 1).non_local)
+        module = cell.non_local if network.config.is_non_local(step) else None
         return _State(
             None if module is None else self._fold_module(module, skip, skip_shift),
             self._vector(skip),
@@ -181,7 +169,7 @@ class FoldedNLRN:
 
     def _fold_module(self, module: NonLocal2d, scale: Tensor, shift: Tensor) -> _Module:
         """Gives g the scale of the batch norm after it, and its shift too if weights sum to 1."""
-        sums_to_one = AFFINITIES[module.affinity].softmax
+        sums_to_one = module.spec.kind.softmax
         layers = [layer for layer in (module.theta, module.psi) if layer is not None]
         g_weight, g_bias = _scaled(module.g, scale, shift if sums_to_one else 0 * shift)
         weight = torch.cat([*(layer.weight.double() for layer in layers), g_weight])

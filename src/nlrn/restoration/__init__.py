@@ -1,0 +1,162 @@
+"""Restorations that are ready to run, and one function for each thing to do with an image."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy as np
+from torch import Tensor
+
+from nlrn import weights
+from nlrn.images import as_array, as_image
+from nlrn.inference import Settings
+from nlrn.models import Network
+from nlrn.progress import Progress
+from nlrn.restoration.base import Restoration, Restored
+from nlrn.restoration.classic import METHODS, ClassicDenoiser
+from nlrn.restoration.denoiser import AUTO, Denoiser
+from nlrn.restoration.upscaler import Upscaler, check_scale
+
+__all__ = ["ClassicDenoiser", "Denoiser", "Restoration", "Restored", "Upscaler", "denoise",
+           "make_denoiser", "upscale"]  # fmt: skip
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PILImage
+
+Pixels = TypeVar("Pixels", np.ndarray, Tensor, "PILImage")
+
+
+@overload
+def denoise(
+    image: Pixels,
+    sigma: float | None = ...,
+    *,
+    strength: float = ...,
+    method: str = ...,
+    model: Network | str | Path | None = ...,
+    settings: Settings | None = ...,
+    progress: Progress | None = ...,
+) -> Pixels: ...
+@overload
+def denoise(
+    image: str | Path,
+    sigma: float | None = ...,
+    *,
+    strength: float = ...,
+    method: str = ...,
+    model: Network | str | Path | None = ...,
+    settings: Settings | None = ...,
+    progress: Progress | None = ...,
+) -> np.ndarray: ...
+def denoise(
+    image: Any,
+    sigma: float | None = None,
+    *,
+    strength: float = 1.0,
+    method: str = "nlrn",
+    model: Network | str | Path | None = None,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+) -> Any:
+    """Returns the image without its noise, in the shape and type in which it came.
+
+    All methods expect white Gaussian noise. The noise in a camera's JPEG is not white: results
+    there are softer than they could be.
+
+    Args:
+        image: array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4] (alpha is kept), uint8, uint16 or
+            float in [0, 1]; a PIL image; a tensor [H, W], [H, W, C] or [C, H, W]; or the path of
+            an image file, which gives an array.
+        sigma: standard deviation of the noise on the 0..255 scale, also for float images; None
+            estimates it. (`nlrn.Denoiser` takes batches, with sigma in their units.)
+        strength: 1 for the full effect, 0 for none.
+        method: "nlrn" for the network, or a classic one: "nlm", "bm3d", "wnnm", "lssc".
+        model: a network, the name of a weight in the package, or a file; None chooses by sigma.
+        settings: tiles, views, precision, device; a classic method knows the device alone.
+        progress: called with (done, total) in equal units of work.
+    """
+    picture = as_image(image)
+    of_package = model is None or (isinstance(model, str) and model in weights.manifest())
+    make = _kept_denoiser if of_package else make_denoiser
+    denoiser = make(method, model, settings or Settings())
+    restored = denoiser.restore(picture, sigma, strength=strength, progress=progress)
+    return as_array(restored.image, image)
+
+
+@overload
+def upscale(
+    image: Pixels,
+    scale: float,
+    *,
+    model: Network | str | Path | None = ...,
+    settings: Settings | None = ...,
+    progress: Progress | None = ...,
+) -> Pixels: ...
+@overload
+def upscale(
+    image: str | Path,
+    scale: float,
+    *,
+    model: Network | str | Path | None = ...,
+    settings: Settings | None = ...,
+    progress: Progress | None = ...,
+) -> np.ndarray: ...
+def upscale(
+    image: Any,
+    scale: float,
+    *,
+    model: Network | str | Path | None = None,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+) -> Any:
+    """Returns the image `scale` times as high and wide, in the type in which it came.
+
+    Args:
+        image: as `denoise` takes it.
+        scale: more than 1, at most 4; the models were trained with 2, 3 and 4.
+        model: a network, the name of a weight in the package, or a file; None takes the package's.
+        settings: tiles, views, precision, device.
+        progress: called with (done, total) in equal units of work.
+    """
+    picture = as_image(image)
+    check_scale(scale)
+    if model is None:
+        upscaler = _kept_upscaler(settings or Settings())
+    else:
+        upscaler = Upscaler(scale, model, settings=settings)
+    return as_array(upscaler.restore(picture, scale, progress=progress).image, image)
+
+
+def make_denoiser(
+    method: str = "nlrn",
+    model: Network | str | Path | None = None,
+    settings: Settings | None = None,
+    *,
+    sigma: float | None = None,
+    strength: float = 1.0,
+) -> Denoiser | ClassicDenoiser:
+    """The denoiser for a method; the arguments are those of `denoise`."""
+    settings = settings or Settings()
+    if method == "nlrn":
+        name = AUTO if model is None else model
+        return Denoiser(name, sigma=sigma, strength=strength, settings=settings)
+    if method not in METHODS:
+        raise ValueError(f"method must be one of nlrn, {', '.join(METHODS)}, got {method!r}")
+    if model is not None:
+        raise ValueError(f"model is for method nlrn, not for {method}")
+    usual = Settings(device=settings.device)
+    for name, value in vars(settings).items():
+        if value != getattr(usual, name):
+            raise ValueError(f"{name} is for method nlrn, not for {method}")
+    return ClassicDenoiser(method, sigma=sigma, strength=strength, device=settings.device)
+
+
+# What is of the package and cannot change is prepared once for all calls of a process.
+_kept_denoiser = lru_cache(maxsize=8)(make_denoiser)
+
+
+@lru_cache(maxsize=8)
+def _kept_upscaler(settings: Settings) -> Upscaler:
+    return Upscaler(settings=settings)

@@ -1,7 +1,6 @@
 """Training that can be stopped and resumed; `run` is the way in."""
 
-from nlrn.training.config import TrainingError, seconds
 from nlrn.training.loop import run
-from nlrn.training.plot import plot
+from nlrn.training.parsing import TrainingError, seconds
 
-__all__ = ["TrainingError", "plot", "run", "seconds"]
+__all__ = ["TrainingError", "run", "seconds"]

@@ -5,20 +5,35 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nlrn.datasets import Gray
+from nlrn.datasets import Gray, Pixels
 from nlrn.degrade import enlarged_matrix, mod_crop
 from nlrn.training.config import Data, TrainingError
 
 _CANDIDATES = 8  # of which the one that repeats itself most is taken
 
 
-class Patches:
+class Batch(NamedTuple):
+    """Patches to learn from.
+
+    Attributes:
+        degraded: what the network is to restore [b, C, P, P], not clipped.
+        clean: what it is to become, in [0, 1].
+        sigma: level of each patch's noise on the 0..255 scale [b]; 0 where there is none.
+    """
+
+    degraded: Tensor
+    clean: Tensor
+    sigma: Tensor
+
+
+class PatchSampler:
     """Random patches of images that lie on the device, with noise or of low resolution.
 
     What sample number n of step k is depends on the seed, k and n alone: a run that is resumed
@@ -26,46 +41,48 @@ class Patches:
     whole batch sees.
 
     Args:
-        images: the training images, every scale an image of its own.
+        images: the training images, [H, W] or [H, W, 3] as the data's channels say; every scale
+            is an image of its own.
         device: where the images lie and the batches are made.
         data: what is done to them.
         seed: of the run.
     """
 
     def __init__(
-        self, images: Sequence[Gray], device: torch.device, data: Data, *, seed: int
+        self, images: Sequence[Pixels], device: torch.device, data: Data, *, seed: int
     ) -> None:
-        self.sigma, self.seed, self.full_range = data.sigma, seed, data.full_range
-        self.repeating = data.repeating
+        self._data, self._seed = data, seed
         self._degraded: Tensor | None = None
         if data.task == "sr":
-            pairs = [low_resolution(i, int(f), device) for f in data.factors for i in images
+            pairs = [low_resolution(i, f, device) for f in data.factors for i in images
                      if min(i.shape) >= f]  # fmt: skip
             images = [clean for clean, _ in pairs]
             # Half precision is a twentieth of a gray level off, and one GB less for 291 images.
             self._degraded = torch.cat([low.half().flatten() for _, low in pairs])
-        sizes = np.array([image.shape for image in images], dtype=np.int64)  # N 2
+        sizes = np.array([image.shape[:2] for image in images], dtype=np.int64)  # N 2
         starts = np.concatenate([[0], sizes.prod(1).cumsum()[:-1]])
         self._sizes, self._device = sizes, device
-        pixels = np.concatenate([image.reshape(-1) for image in images])
-        self._pixels = torch.from_numpy(pixels).to(device)
-        # start, height and width of each image in `_pixels`
+        self._planes = [
+            torch.from_numpy(
+                np.concatenate([i.reshape(-1, data.channels)[:, c] for i in images])
+            ).to(device)
+            for c in range(data.channels)
+        ]
+        # start, height and width of each image in the planes
         self._images = torch.from_numpy(np.column_stack([starts, sizes])).to(device)
         self._generator = torch.Generator(device)
         self._fitting: dict[int, Tensor] = {}
         # Of its own, so that a batch is made while the step before still computes.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def batch(
-        self, step: int, size: int, patch: int, share: slice = slice(None)
-    ) -> tuple[Tensor, Tensor]:
-        """Degraded and clean patches [b, 1, patch, patch] in [0, 1] of a step.
+    def batch(self, step: int, size: int, patch: int, share: slice = slice(None)) -> Batch:
+        """Degraded and clean patches [b, C, patch, patch] of a step, and the levels of the noise.
 
         Args:
             step: number of the step in the run.
             size: patches in the whole batch.
             patch: side of a patch.
-            share: which patches of the batch are wanted; the degraded ones are not clipped.
+            share: which patches of the batch are wanted.
         """
         if self._stream is None:
             return self._make(step, size, patch, share)
@@ -77,22 +94,33 @@ class Patches:
             tensor.record_stream(user)  # its memory is free again only when the user is done
         return made
 
-    def _make(self, step: int, size: int, patch: int, share: slice) -> tuple[Tensor, Tensor]:
-        self._generator.manual_seed(_seed_of(self.seed, step))
+    def _make(self, step: int, size: int, patch: int, share: slice) -> Batch:
+        data = self._data
+        self._generator.manual_seed(_seed_of(self._seed, step))
         draws = self._uniform(6, size)[:, share]
-        others = self._uniform(_CANDIDATES - 1, 6, round(self.repeating * size))[..., share]
+        chosen = round(data.self_similar_fraction * size)
+        others = self._uniform(_CANDIDATES - 1, 6, chosen)[..., share]
         if others.numel():
             draws = self._most_repeating(draws, others, patch)
         place = self._place(draws, patch)
-        clean = (self._pixels[place].float() / 255).unsqueeze(1)
+        clean = self._at(place).float() / 255
         if self._degraded is not None:
-            stretch = self._uniform(size, 1, 1, 1)[share] < self.full_range
+            stretch = self._uniform(size, 1, 1, 1)[share] < data.full_range
             low = self._degraded[place].float().unsqueeze(1)
             low, clean = (torch.where(stretch, (x * 255 - 16) / 219, x) for x in (low, clean))
-            return low, clean
-        shape = (size, 1, patch, patch)
+            return Batch(low, clean, torch.zeros(len(clean), device=self._device))
+        shape = (size, data.channels, patch, patch)
         noise = torch.randn(shape, generator=self._generator, device=self._device)[share]
-        return clean + noise * (self.sigma / 255), clean
+        if not data.sigma_range:
+            sigma = torch.full((len(clean),), data.sigma, device=self._device)
+            return Batch(clean + noise * (data.sigma / 255), clean, sigma)
+        lowest, highest = data.sigma_range
+        sigma = lowest + (highest - lowest) * self._uniform(size)[share]
+        return Batch(clean + noise * (sigma / 255).view(-1, 1, 1, 1), clean, sigma)
+
+    def _at(self, place: Tensor) -> Tensor:
+        """The pixels at these places [b, P, P] -> uint8 [b, C, P, P]."""
+        return torch.stack([plane[place] for plane in self._planes], 1)
 
     def _uniform(self, *shape: int) -> Tensor:
         return torch.rand(shape, generator=self._generator, device=self._device)
@@ -102,17 +130,17 @@ class Patches:
         n = others.shape[-1]
         candidates = torch.cat([draws[None, :, :n], others])  # k 6 n
         place = self._place(candidates.transpose(0, 1).flatten(1), patch)
-        scores = repetition(self._pixels[place].float() / 255).view(-1, n)
+        scores = repetition(self._at(place).float().mean(1) / 255).view(-1, n)
         best = candidates[scores.argmax(0), :, torch.arange(n, device=self._device)]  # n 6
         return torch.cat([best.T, draws[:, n:]], 1)
 
     def _place(self, draws: Tensor, patch: int) -> Tensor:
-        """Where in `_pixels` the patches lie that the numbers in [0, 1) choose [b, patch, patch].
+        """Where in the planes the patches lie that the numbers in [0, 1) choose [b, patch, patch].
 
         One column of the numbers makes one patch.
         """
         fitting = self._large_enough(patch)
-        start, height, width = fitting[_pick(draws[0], len(fitting))].unbind(1)  # b each
+        start, height, width = fitting[self._pick_image(draws[0], fitting)].unbind(1)  # b each
         top, left = _pick(draws[1], height - patch + 1), _pick(draws[2], width - patch + 1)
         line = torch.arange(patch, device=self._device)
         y, x = line.view(1, -1, 1), line.view(1, 1, -1)
@@ -122,6 +150,16 @@ class Patches:
         y, x = torch.where(down, patch - 1 - y, y), torch.where(right, patch - 1 - x, x)
         y, x = y + top.view(-1, 1, 1), x + left.view(-1, 1, 1)
         return start.view(-1, 1, 1) + y * width.view(-1, 1, 1) + x
+
+    def _pick_image(self, draw: Tensor, images: Tensor) -> Tensor:
+        if not self._data.by_area:
+            return _pick(draw, len(images))
+        up_to = (
+            (images[:, 1] * images[:, 2]).cumsum(0).double()
+        )  # pixels of an image and all before
+        return torch.searchsorted(up_to, draw.double() * up_to[-1], right=True).clamp(
+            max=len(images) - 1
+        )
 
     def _large_enough(self, patch: int) -> Tensor:
         if patch not in self._fitting:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,14 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from nlrn.training.config import Config, TrainingError
-from nlrn.training.learner import Learner
+from nlrn import atomic
+from nlrn.datasets import TRAINING_SETS
+from nlrn.errors import one_line
+from nlrn.training import older
+from nlrn.training.config import Config
+from nlrn.training.parsing import TrainingError
 from nlrn.training.schedule import Progress
+from nlrn.training.state import TrainState
 
 NAME = "checkpoint.safetensors"
 PREVIOUS = "checkpoint-previous.safetensors"
@@ -29,9 +32,9 @@ class CheckpointError(TrainingError):
     """A checkpoint that is missing, torn or of another run; the message is one line."""
 
 
-def save(folder: Path, learner: Learner, progress: Progress, config: Config) -> None:
-    """Writes the checkpoint under a temporary name, keeps the last one, puts the new in place."""
-    tensors = _tensors(learner)
+def save(folder: Path, state: TrainState, progress: Progress, config: Config) -> None:
+    """Writes the checkpoint, whole or not at all, and keeps the last one."""
+    tensors = _tensors(state)
     metadata = {
         "format": FORMAT,
         "progress": json.dumps(asdict(progress)),
@@ -40,26 +43,14 @@ def save(folder: Path, learner: Learner, progress: Progress, config: Config) -> 
     }
     content = safetensors.torch.save(tensors, metadata)
     try:
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{NAME}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o644)
-            if (folder / NAME).exists():
-                (folder / NAME).replace(folder / PREVIOUS)
-            Path(temporary).replace(folder / NAME)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        atomic.write_bytes(folder / NAME, content, previous=folder / PREVIOUS)
     except OSError as error:
         reason = error.strerror or error
         raise CheckpointError(f"{folder / NAME}: cannot be saved ({reason})") from error
 
 
-def restore(folder: Path, learner: Learner, config: Config) -> Progress:
-    """Puts the newest sound checkpoint of the folder into the learner, says where it stands."""
+def restore(folder: Path, state: TrainState, config: Config) -> Progress:
+    """Puts the newest sound checkpoint of the folder into the state, says where it stands."""
     problems = []
     for name in (NAME, PREVIOUS):
         try:
@@ -69,9 +60,10 @@ def restore(folder: Path, learner: Learner, config: Config) -> Progress:
             continue
         for problem in problems:
             print(f"warning: {problem}; using {name}", file=sys.stderr, flush=True)
-        _check_config(folder / name, json.loads(metadata["config"]), config)
-        _put(learner, tensors, folder / name)
-        return Progress(**json.loads(metadata["progress"]))
+        stored = older.translate_config(json.loads(metadata["config"]))
+        _check_config(folder / name, stored, config)
+        _put(state, older.translate_tensors(tensors), folder / name)
+        return Progress(**older.translate_progress(json.loads(metadata["progress"])))
     raise CheckpointError("nothing to resume: " + "; ".join(problems))
 
 
@@ -94,29 +86,31 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, metadata
 
 
-def _tensors(learner: Learner) -> dict[str, Tensor]:
-    tensors = {f"model.{name}": t for name, t in learner.model.state_dict().items()}
-    tensors |= {f"average.{name}": t for name, t in learner.average.state_dict().items()}
-    for name, parameter in learner.model.named_parameters():
-        for optimizer in learner.optimizers:  # nothing there where no gradient has come yet
+def _tensors(state: TrainState) -> dict[str, Tensor]:
+    tensors = {f"model.{name}": t for name, t in state.model.state_dict().items()}
+    tensors |= {f"ema_model.{name}": t for name, t in state.ema_model.state_dict().items()}
+    for name, parameter in state.model.named_parameters():
+        for optimizer in state.optimizers:  # nothing there where no gradient has come yet
             kind = type(optimizer).__name__.lower()
-            state = optimizer.state.get(parameter, {})
-            tensors |= {f"{kind}.{key}.{name}": value for key, value in state.items()}
+            kept = optimizer.state.get(parameter, {})
+            tensors |= {f"{kind}.{key}.{name}": value for key, value in kept.items()}
+    tensors["grad_norms"] = state.grad_norms
     tensors["random.cpu"] = torch.get_rng_state()  # patches and noise have no state: see batches
     return {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
 
 
 @torch.no_grad()
-def _put(learner: Learner, tensors: dict[str, Tensor], path: Path) -> None:
+def _put(state: TrainState, tensors: dict[str, Tensor], path: Path) -> None:
     try:
-        learner.model.load_state_dict(_part(tensors, "model."))
-        learner.average.load_state_dict(_part(tensors, "average."))
+        state.model.load_state_dict(_part(tensors, "model."))
+        state.ema_model.load_state_dict(_part(tensors, "ema_model."))
+        state.grad_norms.copy_(tensors["grad_norms"])
         torch.set_rng_state(tensors["random.cpu"])
     except (RuntimeError, KeyError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise CheckpointError(f"{path}: does not fit this model ({reason})") from error
-    parameters = dict(learner.model.named_parameters())
-    for optimizer in learner.optimizers:
+    parameters = dict(state.model.named_parameters())
+    for optimizer in state.optimizers:
         for key, tensor in _part(tensors, f"{type(optimizer).__name__.lower()}.").items():
             what, _, name = key.partition(".")
             parameter = parameters[name]
@@ -142,10 +136,11 @@ def _digest(tensors: dict[str, Tensor]) -> str:
 def _check_config(path: Path, stored: dict[str, Any], config: Config) -> None:
     """Stages and the machine may change between two runs; the rest may not."""
     given = json.loads(json.dumps(config.to_dict()))
-    data = ("train", "task", "sigma", "factors", "full_range", "scales", "repeating")
-    # What checkpoints from before these keys were made with.
-    stored["optimizer"] = {"method": "adam"} | stored.get("optimizer", {})
-    stored["data"] = {"full_range": 0.0, "repeating": 0.0} | stored["data"]
+    if config.data.is_own and not set(stored["data"]["train"]) & set(TRAINING_SETS):
+        # wherever the folder is now
+        stored["data"]["train"] = given["data"]["train"]
+    data = ("train", "task", "channels", "sigma", "sigma_range", "factors", "full_range", "scales",
+            "by_area", "self_similar_fraction", "held_out")  # fmt: skip
     parts = [("model", None), ("seed", None), ("optimizer", "method"), *(("data", p) for p in data)]
     for key, part in parts:
         was, now = stored.get(key), given[key]
@@ -153,4 +148,6 @@ def _check_config(path: Path, stored: dict[str, Any], config: Config) -> None:
             was, now = (was or {}).get(part), now[part]
         if was != now:
             what = f"[{key}]" if part is None else f"[{key}] {part}"
-            raise CheckpointError(f"{path}: was made with another {what}; use a new --out folder")
+            raise CheckpointError(
+                f"{path}: was made with another {what}; use another output folder"
+            )

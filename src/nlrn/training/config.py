@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from nlrn.datasets import TRAINING_SETS, VALIDATION_SETS
-from nlrn.models.nlrn import NLRNConfig
+import torch
+
+from nlrn import models
+from nlrn.datasets import TRAINING_SETS, VALIDATION_SETS, own
+from nlrn.models import Network
 from nlrn.ops import BORDERS
+from nlrn.training import parsing
+from nlrn.training.parsing import TrainingError
 
 SCHEDULES = ("cosine", "halved", "constant")
 ACCELERATORS = ("auto", "cpu", "cuda")
@@ -19,23 +23,6 @@ PRECISIONS = ("auto", "32-true", "bf16-mixed")
 ATTENTIONS = ("auto", "dense")
 TASKS = ("denoise", "sr")
 OPTIMIZERS = ("adam", "muon")
-_Table = TypeVar("_Table", "Data", "Optimizer", "Machine", "Stage")
-
-
-class TrainingError(ValueError):
-    """A run that cannot start or go on; the message is one line."""
-
-
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def seconds(text: str) -> float:
-    """Seconds of a duration such as 90, 45s, 8m or 1.5h."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    found = float(match[1]) * _SECONDS[match[2]] if match is not None else 0.0
-    if found <= 0:
-        raise TrainingError(f"a duration is something like 90s, 8m or 1.5h, got {text!r}")
-    return found
 
 
 @dataclass(frozen=True)
@@ -43,46 +30,93 @@ class Data:
     """Where images come from and what is done to them.
 
     Attributes:
-        train: image set to train on, a name of `nlrn.datasets.TRAINING_SETS`.
-        validation: image set to validate on, never a test set.
-        task: "denoise" for gray images with noise, or "sr" for luminance that was shrunk by each of
-            the factors and enlarged again.
-        sigma: standard deviation of the noise on the 0..255 scale. For "sr" there is no noise: it
-            is the unit of the loss alone, about the error of the enlarged image.
+        train: image sets to train on, names of `nlrn.datasets.TRAINING_SETS`, or one folder with
+            images of one's own.
+        validation: image set to validate on, never a test set, or a folder. Where it is not given,
+            it is "bsd400-validation", or the part of one's own images that is held out.
+        held_out: share of one's own images that is not trained but validated on.
+        task: "denoise" for images with noise, or "sr" for luminance that was shrunk by each of the
+            factors and enlarged again.
+        channels: 1 for gray images, 3 for RGB.
+        sigma: standard deviation of the noise on the 0..255 scale, and the unit of the loss. For
+            "sr" there is no noise: it is the unit alone, about the error of the enlarged image.
+        sigma_range: lowest and highest level of the noise, of which every patch gets one in
+            between; `sigma` is then the unit of the loss alone.
+        validation_sigmas: levels to validate at, whose mean counts; none for `sigma` alone.
         factors: by which images are shrunk for "sr".
         full_range: share of the patches for "sr" whose luminance, 16..235, is stretched to 0..255,
             the range of the gray images that users have.
         scales: sizes at which every training image is used.
-        repeating: share of the patches that are, of eight drawn at random, the one that repeats
-            itself most: what only a non-local module can make use of is rare in photographs.
-        crop: side of the centre crops that validation restores.
+        by_area: whether an image is drawn the more often the larger it is; otherwise all alike.
+        self_similar_fraction: share of the patches that are, of eight drawn at random, the one that
+            repeats itself most: what only a non-local module can make use of is rare in
+            photographs.
+        crop: side of the center crops that validation restores.
         validation_images: how many images validation takes, the first ones that are large enough.
     """
 
-    train: str = "bsd400"
-    validation: str = "bsd400-validation"
+    train: tuple[str, ...] = ("bsd400",)
+    validation: str = ""
+    held_out: float = 0.1
     task: str = "denoise"
+    channels: int = 1
     sigma: float = 25.0
+    sigma_range: tuple[float, ...] = ()
+    validation_sigmas: tuple[float, ...] = ()
     factors: tuple[int, ...] = (2, 3, 4)
     full_range: float = 0.0
     scales: tuple[float, ...] = (1.0, 0.9, 0.8, 0.7)
-    repeating: float = 0.0
+    by_area: bool = False
+    self_similar_fraction: float = 0.0
     crop: int = 128
     validation_images: int = 32
 
     def __post_init__(self) -> None:
-        _one_of("train", self.train, TRAINING_SETS)
-        _one_of("validation", self.validation, VALIDATION_SETS)
-        _one_of("task", self.task, TASKS)
-        _positive(self, "sigma", "crop", "validation_images")
+        if not self.train:
+            raise TrainingError("train names no image set")
+        if not self.is_own:
+            for name in self.train:
+                parsing.one_of("train", name, TRAINING_SETS, "a folder of images")
+            if not self.validation:
+                object.__setattr__(self, "validation", "bsd400-validation")
+        if self.validation and not Path(self.validation).is_dir():
+            parsing.one_of("validation", self.validation, VALIDATION_SETS, "a folder of images")
+        parsing.one_of("task", self.task, TASKS)
+        parsing.positive(self, "sigma", "crop", "validation_images")
+        if self.channels not in (1, 3):
+            raise TrainingError(f"channels must be 1 or 3, got {self.channels}")
         if not self.factors or not all(factor in range(2, 9) for factor in self.factors):
             raise TrainingError(f"factors must be whole numbers of 2..8, got {list(self.factors)}")
-        if not 0 <= self.full_range <= 1:
-            raise TrainingError(f"full_range must be in [0, 1], got {self.full_range}")
-        if not 0 <= self.repeating <= 1:
-            raise TrainingError(f"repeating must be in [0, 1], got {self.repeating}")
+        for name in ("full_range", "self_similar_fraction"):
+            parsing.in_unit_interval(self, name)
+        if not 0 < self.held_out < 1:
+            raise TrainingError(f"held_out must be in (0, 1), got {self.held_out}")
         if not self.scales or not all(0 < scale <= 1 for scale in self.scales):
             raise TrainingError(f"scales must be in (0, 1], got {list(self.scales)}")
+        self._check_levels()
+
+    def _check_levels(self) -> None:
+        levels = self.sigma_range
+        if levels and not (len(levels) == 2 and 0 <= levels[0] < levels[1]):
+            got = list(levels)
+            raise TrainingError(f"sigma_range must be two levels from 0 on, rising, got {got}")
+        if not all(level >= 0 for level in self.validation_sigmas):
+            got = list(self.validation_sigmas)
+            raise TrainingError(f"validation_sigmas must be 0 or more, got {got}")
+        if self.task == "sr" and (levels or self.validation_sigmas or self.channels != 1):
+            given = "sigma_range, validation_sigmas or three channels"
+            raise TrainingError(f"{given} are for task denoise, got 'sr'")
+
+    @property
+    def is_own(self) -> bool:
+        """Whether `train` is a folder with images of one's own."""
+        is_set = self.train[0] in TRAINING_SETS
+        return len(self.train) == 1 and not is_set and Path(self.train[0]).is_dir()
+
+    @property
+    def training_sets(self) -> tuple[str, ...]:
+        """What a model was trained on, by name."""
+        return (own.NAME,) if self.is_own else self.train
 
 
 @dataclass(frozen=True)
@@ -99,7 +133,9 @@ class Optimizer:
         weight_decay: share of Muon's matrices that a step takes away, times the learning rate;
             Adam's weights are left alone.
         ema_decay: weight of the old average at each step; it grows from 0.1 to this at first.
-        balance: patches count less the farther the degraded one is off: the loss of a patch is
+        skip_above: a step whose gradient's norm is more than this many times the median of the
+            last hundred norms changes nothing; 0 leaves out only what is no number.
+        loss_balance: patches count less the farther the degraded one is off: the loss of a patch is
             divided by its mean squared error before, to this power. 0, the paper's, counts every
             squared error alike, so that what is enlarged most outweighs the rest.
     """
@@ -109,11 +145,12 @@ class Optimizer:
     momentum: float = 0.95
     weight_decay: float = 0.0
     ema_decay: float = 0.999
-    balance: float = 0.0
+    skip_above: float = 0.0
+    loss_balance: float = 0.0
 
     def __post_init__(self) -> None:
-        _one_of("method", self.method, OPTIMIZERS)
-        for name in ("clip_norm", "weight_decay"):
+        parsing.one_of("method", self.method, OPTIMIZERS)
+        for name in ("clip_norm", "weight_decay", "skip_above"):
             if getattr(self, name) < 0:
                 raise TrainingError(f"{name} must be 0 or more, got {getattr(self, name)}")
         if self.weight_decay and self.method != "muon":
@@ -121,18 +158,19 @@ class Optimizer:
         for name in ("momentum", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise TrainingError(f"{name} must be in [0, 1), got {getattr(self, name)}")
-        if not 0 <= self.balance <= 1:
-            raise TrainingError(f"balance must be in [0, 1], got {self.balance}")
+        if 0 < self.skip_above <= 1:
+            raise TrainingError(f"skip_above must be 0 or more than 1, got {self.skip_above}")
+        parsing.in_unit_interval(self, "loss_balance")
 
 
 @dataclass(frozen=True)
-class Machine:
+class RuntimeConfig:
     """How the run uses the machine, and how often it reports.
 
     Attributes:
         accelerator: "cpu", "cuda" or "auto", which takes a GPU when there is one.
         precision: "32-true", "bf16-mixed" or "auto", which takes bf16 on a GPU.
-        compile: compiles the recurrent cell, on a GPU.
+        compile: compiles the modules that a pass repeats, on a GPU.
         cuda_graph: records a whole step once and replays it, on one GPU.
         attention: "auto" for the operator of `nlrn.ops`, "dense" for plain matrix products over
             all pairs of pixels of a patch.
@@ -154,10 +192,10 @@ class Machine:
     tensorboard: bool = True
 
     def __post_init__(self) -> None:
-        _one_of("accelerator", self.accelerator, ACCELERATORS)
-        _one_of("precision", self.precision, PRECISIONS)
-        _one_of("attention", self.attention, ATTENTIONS)
-        _positive(self, "log_every")
+        parsing.one_of("accelerator", self.accelerator, ACCELERATORS)
+        parsing.one_of("precision", self.precision, PRECISIONS)
+        parsing.one_of("attention", self.attention, ATTENTIONS)
+        parsing.positive(self, "log_every")
 
 
 @dataclass(frozen=True)
@@ -196,12 +234,16 @@ class Stage:
         if (self.steps > 0) == (self.minutes > 0):
             got = f"steps {self.steps} and minutes {self.minutes}"
             raise TrainingError(f"a stage must have either steps or minutes, got {got}")
-        _one_of("schedule", self.schedule, SCHEDULES)
-        _one_of("border", self.border, BORDERS)
-        _positive(self, "lr", "batch", "patch")
+        parsing.one_of("schedule", self.schedule, SCHEDULES)
+        parsing.one_of("border", self.border, BORDERS)
+        parsing.positive(self, "lr", "batch", "patch")
         if self.lr_end < 0 or self.warmup < 0:
             got = f"{self.lr_end} and {self.warmup}"
             raise TrainingError(f"lr_end and warmup must not be negative, got {got}")
+
+
+def _default_model() -> Any:
+    return models.ARCHITECTURES["nlrn"].config_class()
 
 
 @dataclass(frozen=True)
@@ -212,16 +254,17 @@ class Config:
     stages: tuple[Stage, ...]
     seed: int = 0
     start_from: str = ""  # a weight of the package or a file; empty for a fresh network
-    model: NLRNConfig = field(default_factory=NLRNConfig)
+    architecture: str = "nlrn"  # a key of `nlrn.models.ARCHITECTURES`; in [model] of the file
+    model: Any = field(default_factory=_default_model)  # that architecture's config
     data: Data = field(default_factory=Data)
     optimizer: Optimizer = field(default_factory=Optimizer)
-    machine: Machine = field(default_factory=Machine)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:
         """The run with these values; a key that does not exist is an error naming it."""
-        known = [entry.name for entry in dataclasses.fields(cls)]
-        _refuse_unknown(values, known, "")
+        known = [entry.name for entry in dataclasses.fields(cls) if entry.name != "architecture"]
+        parsing.refuse_unknown(values, known, "")
         for name in ("name", "stages"):
             if not values.get(name):
                 raise TrainingError(f"the config has no {name!r}")
@@ -230,36 +273,64 @@ class Config:
         for name, kind in kinds.items():
             if name in values and type(values[name]) is not kind:
                 raise TrainingError(f"{name!r} must be {kind.__name__}, got {values[name]!r}")
-        try:
-            model = NLRNConfig.from_dict(values.pop("model", {}))
-        except ValueError as error:
-            raise TrainingError(f"[model] {error}") from error
-        if (model.in_channels, model.out_channels) != (1, 1):
-            got = f"{model.in_channels} and {model.out_channels}"
-            raise TrainingError(f"[model] training is for one channel in and one out, got {got}")
+        architecture, model = _model(values.pop("model", {}))
         stages = tuple(
-            _table(Stage, stage, f"stages {number}: ")
+            parsing.table(Stage, stage, f"stages {number}: ")
             for number, stage in enumerate(values.pop("stages"), 1)
         )
-        return cls(
+        config = cls(
             stages=stages,
+            architecture=architecture,
             model=model,
-            data=_table(Data, values.pop("data", {}), "[data] "),
-            optimizer=_table(Optimizer, values.pop("optimizer", {}), "[optimizer] "),
-            machine=_table(Machine, values.pop("machine", {}), "[machine] "),
+            data=parsing.table(Data, values.pop("data", {}), "[data] "),
+            optimizer=parsing.table(Optimizer, values.pop("optimizer", {}), "[optimizer] "),
+            runtime=parsing.table(RuntimeConfig, values.pop("runtime", {}), "[runtime] "),
             **values,
         )
+        _check_channels(config)
+        return config
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved config, as `from_dict` takes it and JSON holds it."""
-        return dataclasses.asdict(self) | {"stages": [dataclasses.asdict(s) for s in self.stages]}
+        values = dataclasses.asdict(self)
+        architecture = {"architecture": values.pop("architecture")}
+        return values | {"model": architecture | values["model"], "stages": list(values["stages"])}
+
+    def network(self) -> Network:
+        """A fresh network of this shape."""
+        return models.build(self.architecture, dataclasses.asdict(self.model))
+
+
+def _model(values: Any) -> tuple[str, Any]:
+    """The table [model] as the name of an architecture and its config."""
+    if not isinstance(values, dict):
+        raise TrainingError(f"[model] must be a table, got {values!r}")
+    values = dict(values)
+    architecture = values.pop("architecture", "nlrn")
+    try:
+        parsing.one_of("architecture", architecture, tuple(models.ARCHITECTURES))
+        return architecture, models.ARCHITECTURES[architecture].config_class.from_dict(values)
+    except ValueError as error:
+        raise TrainingError(f"[model] {error}") from error
+
+
+def _check_channels(config: Config) -> None:
+    """Refuses images that are not what the network takes and gives."""
+    with torch.device("meta"):
+        network = config.network()
+    has, wanted = (network.in_channels, network.out_channels), config.data.channels
+    if has != (wanted, wanted):
+        given = f"takes {has[0]} channels and gives {has[1]}"
+        raise TrainingError(f"[model] {given}, [data] channels is {wanted}")
 
 
 def load(path: str | Path) -> Config:
     """The run that a TOML file describes."""
     path = Path(path)
     try:
-        return Config.from_dict(tomllib.loads(path.read_text(encoding="utf-8")))
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        _find_folders(values.get("data", {}), path.parent)
+        return Config.from_dict(values)
     except OSError as error:
         raise TrainingError(f"{path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -268,40 +339,12 @@ def load(path: str | Path) -> Config:
         raise TrainingError(f"{path}: {error}") from error
 
 
-def _table(kind: type[_Table], values: Any, where: str) -> _Table:
-    """One table of the file as its dataclass, types checked by those of the defaults."""
-    if not isinstance(values, dict):
-        raise TrainingError(f"{where}must be a table, got {values!r}")
-    defaults = {entry.name: entry.default for entry in dataclasses.fields(kind)}
-    _refuse_unknown(values, list(defaults), where)
-    converted: dict[str, Any] = {}
-    for name, value in values.items():
-        wanted: type = type(defaults[name])
-        if wanted is float and type(value) is int:
-            value = float(value)
-        elif wanted is tuple and isinstance(value, (list, tuple)):
-            value = tuple(float(v) if type(v) in (int, float) else -1.0 for v in value)
-        if type(value) is not wanted:
-            raise TrainingError(f"{where}{name!r} must be {wanted.__name__}, got {value!r}")
-        converted[name] = value
-    try:
-        return kind(**converted)
-    except TrainingError as error:
-        raise TrainingError(f"{where}{error}") from error
-
-
-def _refuse_unknown(values: dict[str, Any], known: list[str], where: str) -> None:
-    for name in values:
-        if name not in known:
-            raise TrainingError(f"{where}unknown key {name!r}; known keys: {', '.join(known)}")
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise TrainingError(f"{name} must be one of {', '.join(known)}, got {value!r}")
-
-
-def _positive(table: Any, *names: str) -> None:
-    for name in names:
-        if not getattr(table, name) > 0:
-            raise TrainingError(f"{name} must be positive, got {getattr(table, name)}")
+def _find_folders(data: Any, beside: Path) -> None:
+    """Makes folders of images that lie beside the config file paths that lead there."""
+    for key in ("train", "validation"):
+        name = data.get(key) if isinstance(data, dict) else None
+        is_set = name in (*TRAINING_SETS, *VALIDATION_SETS)
+        if isinstance(name, str) and name and not is_set:
+            found = beside / Path(name).expanduser()
+            if found.is_dir():
+                data[key] = str(found)

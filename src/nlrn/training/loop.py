@@ -12,17 +12,23 @@ from typing import Any
 
 import torch
 
-from nlrn import datasets, weights
-from nlrn.training import checkpoint, learner
+from nlrn import datasets, models
+from nlrn.hardware import free_memory
+from nlrn.training import checkpoint, state
 from nlrn.training import config as configuration
-from nlrn.training.batches import Patches
+from nlrn.training import files as run_files
+from nlrn.training.batches import PatchSampler
 from nlrn.training.clock import Clock, Interrupt
-from nlrn.training.config import Config, Stage, TrainingError
-from nlrn.training.learner import Learner
+from nlrn.training.config import Config, Stage
+from nlrn.training.files import RunFiles
+from nlrn.training.parsing import TrainingError
 from nlrn.training.report import Report
-from nlrn.training.schedule import Progress, average_weight, fraction_done, learning_rate
+from nlrn.training.rollback import MOST, Rollback
+from nlrn.training.schedule import Progress, ema_alpha, fraction_done, learning_rate
+from nlrn.training.state import TrainState
 from nlrn.training.step import WARM_STEPS, Step
 from nlrn.training.validate import Validation
+from nlrn.weights import ModelCard
 
 WEIGHTS = "weights.safetensors"
 BEST = "best.safetensors"
@@ -43,7 +49,7 @@ def run(
     """Trains what the config says and returns the folder with the results.
 
     The folder gets `checkpoint.safetensors` (and the one before it), `weights.safetensors` (the
-    averaged weights, as `NLRN.from_pretrained` reads them), `best.safetensors` (the same at the
+    averaged weights, as `nlrn.models.load` reads them), `best.safetensors` (the same at the
     validation with the highest PSNR), `metrics.jsonl` and `validation.png`.
 
     Args:
@@ -51,10 +57,11 @@ def run(
         resume: goes on from the checkpoint in the folder.
         time_budget_seconds: stops after this time, counted from the call, with everything saved;
             saving and the last validation come on top, a few seconds.
-        data_root: folder of the image sets; the variable NLRN_DATA when not given.
+        data_root: folder of the image sets; the variable NLRN_DATA when not given. A config that
+            names only folders of its own needs none.
         out: the folder; `runs/<name of the config>` when not given.
         devices: GPUs, or CPU processes, of each node.
-        nodes: machines.
+        nodes: number of machines.
         start_from: overrides the config's; a run that is resumed has begun already.
 
     Raises:
@@ -65,48 +72,52 @@ def run(
     config = configuration.load(config_path)
     if start_from is not None:
         config = dataclasses.replace(config, start_from=start_from)
-    root = datasets.find_root(data_root)
+    files = run_files.find(config.data, data_root)
     folder = Path(out) if out is not None else Path("runs") / config.name
     fabric = _launch(config, devices, nodes)
     _prepare_folder(folder, resume, fabric)
 
-    read = datasets.read_luminance if config.data.task == "sr" else datasets.read_gray
-    files = datasets.training_files(config.data.train, root)
-    images = datasets.rescaled(datasets.read_all(files, read), config.data.scales)
-    patches = Patches(images, fabric.device, config.data, seed=config.seed)
-    validation = Validation(config, root, fabric.device)
+    if config.data.is_own:
+        run_files.check_memory(files.train, config.data, free_memory(torch.device("cpu")))
+    images = datasets.read_all(files.train, run_files.reader(config.data))
+    scaled = datasets.rescaled(images, config.data.scales)
+    sampler = PatchSampler(scaled, fabric.device, config.data, seed=config.seed)
+    validation = Validation(config, files.validation, fabric.device)
     if resume:
         fresh = dataclasses.replace(config, start_from="")  # the checkpoint holds all of it
-        learning = learner.make(fresh, fabric.device, processes=fabric.world_size)
+        learning = state.make(fresh, fabric.device, processes=fabric.world_size)
         progress = checkpoint.restore(folder, learning, config)
-        progress.seen = progress.seen or _ancestry(config)  # not in older checkpoints
+        progress.training_sets = progress.training_sets or _ancestry(config, files)
         validation.best = _best_so_far(folder)
     else:
-        learning = learner.make(config, fabric.device, processes=fabric.world_size)
-        progress = Progress(start_from=config.start_from, seen=_ancestry(config))
+        learning = state.make(config, fabric.device, processes=fabric.world_size)
+        progress = Progress(start_from=config.start_from, training_sets=_ancestry(config, files))
     interrupt = Interrupt()
     clock = Clock(begun, time_budget_seconds, progress, fabric, interrupt)
 
     try:
-        tensorboard, is_main = config.machine.tensorboard, fabric.is_global_zero
+        tensorboard, is_main = config.runtime.tensorboard, fabric.is_global_zero
         with (
             interrupt,
             Report(folder, step=progress.step, tensorboard=tensorboard, is_main=is_main) as report,
         ):
-            report.say(_headline(config, progress, fabric, len(files), time.monotonic() - begun))
-            task = _Task(config, fabric, folder, patches, validation, learning, report)
+            report.log(_headline(config, progress, fabric, len(images), time.monotonic() - begun))
+            if small := _too_small(images, config):
+                report.log(small)
+            task = _Task(config, fabric, folder, sampler, validation, learning, report)
             while progress.stage < len(config.stages) and not clock.is_over:
-                _train_stage(task, config.stages[progress.stage], progress, clock)
+                stage = config.stages[progress.stage]
+                _train_stage(task, stage, progress, clock)
                 if not clock.is_interrupted:
-                    _validate(task, progress)
+                    _validate(task, stage, progress)
                 _save(task, progress)
             finished = progress.stage == len(config.stages)
-            ending = "finished" if finished else "stopped at the end of its time, --resume goes on"
+            ending = "finished" if finished else "stopped at the end of its time, can be resumed"
             if clock.is_interrupted and not finished:
-                ending = "interrupted, --resume goes on"
-            report.say(f"{config.name}: {ending}, {progress.step} steps, results in {folder}")
+                ending = "interrupted, can be resumed"
+            report.log(f"{config.name}: {ending}, {progress.step} steps, results in {folder}")
             if progress.psnr is not None and validation.best > progress.psnr + 0.01:
-                report.say(f"validation was at {validation.best:.3f} dB before: {folder / BEST}")
+                report.log(f"validation was at {validation.best:.3f} dB before: {folder / BEST}")
     except OSError as error:  # a full disk, mostly
         name = error.filename or folder
         raise TrainingError(f"{name}: cannot be written ({error.strerror or error})") from error
@@ -122,26 +133,25 @@ class _Task:
     config: Config
     fabric: Any
     folder: Path
-    patches: Patches
+    sampler: PatchSampler
     validation: Validation
-    learning: Learner
+    state: TrainState
     report: Report
 
 
 def _train_stage(task: _Task, stage: Stage, progress: Progress, clock: Clock) -> None:
     """Trains to the end of the stage or of the time, whatever comes first."""
-    config, machine = task.config, task.config.machine
-    is_new = progress.stage_step == 0
-    attention = learner.enter_stage(task.learning, stage, config, is_new=is_new)
-    task.report.say(_stage_line(progress, stage, attention))
-    step = Step(task.learning, config, task.fabric)
+    config, runtime = task.config, task.config.runtime
+    state.enter_stage(task.state, stage, is_new=progress.stage_step == 0)
+    task.report.log(_stage_line(progress, stage))
+    step, rollback = Step(task.state, config, stage, task.fabric), Rollback(task.state)
     share = _share(stage.batch, task.fabric)
     clock.start_stage()
     since_tick = 0
     while True:
-        noisy, clean = task.patches.batch(progress.step, stage.batch, stage.patch, share)
+        batch = task.sampler.batch(progress.step, stage.batch, stage.patch, share)
         rate = learning_rate(stage, progress)
-        step(noisy, clean, rate, average_weight(config.optimizer.ema_decay, progress.step))
+        step(batch, rate, ema_alpha(config.optimizer.ema_decay, progress.step))
         progress.step += 1
         progress.stage_step += 1
         since_tick += 1
@@ -150,19 +160,23 @@ def _train_stage(task: _Task, stage: Stage, progress: Progress, clock: Clock) ->
             clock.restart()
             since_tick = 0
         ended = bool(stage.steps) and progress.stage_step >= stage.steps
-        if not (ended or progress.stage_step % machine.log_every == 0 or clock.ends_now):
+        if not (ended or progress.stage_step % runtime.log_every == 0 or clock.ends_now):
             continue
 
         # Only here the host waits for the device.
-        loss, grad_norm = step.take()
-        if not math.isfinite(loss):
-            raise TrainingError(_diverged(progress.step, loss, task.folder))
+        metrics = step.pop_metrics()
+        if rollback.is_needed(metrics.loss):
+            if progress.rollbacks == MOST or not rollback.back():
+                raise TrainingError(_diverged(progress.step, metrics.loss, task.folder))
+            progress.rollbacks += 1
+            task.report.log(f"step {progress.step}: loss {metrics.loss:.3g}, back to a good state")
         seconds = clock.tick(progress)
         values = {
             "step": progress.step,
             "stage": progress.stage,
-            "loss": loss,
-            "grad_norm": grad_norm,
+            "loss": metrics.loss,
+            "grad_norm": metrics.grad_norm,
+            "skipped": metrics.skipped,
             "lr": rate,
             "psnr": progress.psnr,
             "steps_per_second": since_tick / max(seconds, 1e-9),
@@ -177,80 +191,87 @@ def _train_stage(task: _Task, stage: Stage, progress: Progress, clock: Clock) ->
             return
         if clock.is_over:
             return
-        if clock.is_due("validation", machine.validate_minutes):
-            _validate(task, progress)
-        if clock.is_due("checkpoint", machine.save_minutes):
+        if clock.is_due("validation", runtime.validate_minutes):
+            _validate(task, stage, progress)
+        if clock.is_due("checkpoint", runtime.save_minutes):
             _save(task, progress)
         clock.restart()
 
 
-def _validate(task: _Task, progress: Progress) -> None:
+def _validate(task: _Task, stage: Stage, progress: Progress) -> None:
     """PSNR of the averaged weights; only the main process works, the others wait at the clock."""
     if not task.fabric.is_global_zero:
         return
     begun = time.monotonic()
-    progress.psnr = task.validation.psnr(task.learning.average, task.fabric)
+    model = task.state.ema_model
+    found = task.validation.psnr(model, task.fabric, non_local=stage.non_local)
+    progress.psnr = sum(found.values()) / len(found)
     if progress.psnr > task.validation.best:
         task.validation.best = progress.psnr
         _export(task, progress, BEST)
     task.validation.save_picture(task.folder / PICTURE)
-    task.report.validation(progress.step, progress.psnr, time.monotonic() - begun)
+    task.report.validation(progress.step, found, time.monotonic() - begun)
 
 
 def _save(task: _Task, progress: Progress) -> None:
     """Checkpoint and averaged weights, unless the last steps have spoilt them."""
     if not task.fabric.is_global_zero:
         return
-    state = task.learning.model.state_dict()
-    if not all(bool(t.isfinite().all()) for t in state.values() if t.is_floating_point()):
+    tensors = task.state.model.state_dict().values()
+    if not all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point()):
         raise TrainingError(_diverged(progress.step, math.nan, task.folder))
-    checkpoint.save(task.folder, task.learning, progress, task.config)
+    checkpoint.save(task.folder, task.state, progress, task.config)
     _export(task, progress, WEIGHTS)
 
 
 def _export(task: _Task, progress: Progress, name: str) -> None:
-    """The averaged weights in a file of the folder, with notes that say where they come from."""
-    notes = {
-        "name": task.config.name,
-        "task": task.config.data.task,
-        "data": ",".join(progress.seen),
-        "start_from": progress.start_from,
-        "steps": str(progress.step),
-        "training_minutes": f"{progress.seconds / 60:.1f}",
-        "validation_psnr": f"{progress.psnr:.3f}" if progress.psnr is not None else "",
-    }
-    if task.config.data.task == "sr":
-        notes["factors"] = ",".join(f"{factor:g}" for factor in task.config.data.factors)
-    else:
-        notes["sigma"] = f"{task.config.data.sigma:g}"
-    learner.export(task.learning, task.config).save_pretrained(task.folder / name, notes)
+    """Writes the averaged weights, with a card that says where they come from."""
+    model, data = task.state.ema_model, task.config.data
+    is_sr = data.task == "sr"
+    lowest_and_highest = (data.sigma_range[0], data.sigma_range[1]) if data.sigma_range else None
+    card = ModelCard(
+        name=task.config.name,
+        architecture=task.config.architecture,
+        task=data.task,
+        channels=data.channels,
+        sigma=None if is_sr or data.sigma_range else data.sigma,
+        sigma_range=lowest_and_highest,
+        factors=data.factors if is_sr else (),
+        training_sets=tuple(progress.training_sets),
+        start_from=progress.start_from,
+        steps=progress.step,
+        gpu_minutes=round(progress.seconds / 60, 1),
+        validation_psnr=None if progress.psnr is None else round(progress.psnr, 3),
+    )
+    model.save_pretrained(task.folder / name, card)
 
 
 def _best_so_far(folder: Path) -> float:
-    """Of the file itself, which may be newer than the checkpoint, or gone."""
+    """PSNR of the file itself, which may be newer than the checkpoint, or gone."""
     try:
-        return float(weights.load(folder / BEST).notes["validation_psnr"])
-    except (KeyError, ValueError):
+        psnr = models.load(folder / BEST).card.validation_psnr
+    except ValueError:
         return -math.inf
+    return -math.inf if psnr is None else psnr
 
 
-def _ancestry(config: Config) -> list[str]:
-    """The image sets that the network or one it started from has seen."""
-    before = weights.load(config.start_from).notes.get("data", "") if config.start_from else ""
-    return sorted({config.data.train, *filter(None, before.split(","))})
+def _ancestry(config: Config, files: RunFiles) -> list[str]:
+    """The image sets that the network or one it started from was trained on."""
+    before = models.load(config.start_from).card.training_sets if config.start_from else ()
+    return sorted({*files.training_sets, *before})
 
 
 def _launch(config: Config, devices: int, nodes: int) -> Any:
     """Starts the processes; this function returns in each of them."""
     fabric_class = _fabric_class()
-    machine = config.machine
-    on_gpu = torch.cuda.is_available() and machine.accelerator != "cpu"
-    if machine.accelerator == "cuda" and not on_gpu:
+    runtime = config.runtime
+    on_gpu = torch.cuda.is_available() and runtime.accelerator != "cpu"
+    if runtime.accelerator == "cuda" and not on_gpu:
         raise TrainingError("the config asks for a GPU (accelerator = 'cuda'), there is none here")
     available = torch.cuda.device_count() if on_gpu else devices
     if devices < 1 or nodes < 1 or devices > available:
         raise TrainingError(f"cannot use {devices} devices on {nodes} nodes, found {available}")
-    precision = machine.precision
+    precision = runtime.precision
     if precision == "auto":
         precision = "bf16-mixed" if on_gpu else "32-true"
     for number, stage in enumerate(config.stages, 1):
@@ -290,7 +311,9 @@ def _fabric_class() -> Any:
 def _prepare_folder(folder: Path, resume: bool, fabric: Any) -> None:
     if fabric.is_global_zero:
         if not resume and (folder / checkpoint.NAME).exists():
-            raise TrainingError(f"{folder}: holds a run already; --resume goes on with it")
+            raise TrainingError(
+                f"{folder}: holds a run already; resume it, or use another output folder"
+            )
         if resume and not folder.is_dir():
             raise TrainingError(f"{folder}: no such folder, nothing to resume")
         try:
@@ -316,12 +339,21 @@ def _headline(config: Config, progress: Progress, fabric: Any, images: int, seco
     return f"{config.name}: {where}, {sizes}, {count}{device}, ready in {seconds:.1f} s"
 
 
-def _stage_line(progress: Progress, stage: Stage, attention: str) -> str:
+def _too_small(images: list[datasets.Pixels], config: Config) -> str:
+    """A line about images that have no room for a patch, if there are any."""
+    patch = max(stage.patch for stage in config.stages)
+    count = sum(min(image.shape[:2]) < patch for image in images)
+    share = f"{count} of {len(images)} images are smaller than the patches of {patch}"
+    return f"{share} pixels and are left out" if count else ""
+
+
+def _stage_line(progress: Progress, stage: Stage) -> str:
     length = f"{stage.steps} steps" if stage.steps else f"{stage.minutes:g} minutes"
     norm = "frozen" if stage.freeze_norm else "learned"
+    modules = "on" if stage.non_local else "off"
     return (
         f"stage {progress.stage + 1}: {length}, {stage.batch} patches of {stage.patch}, "
-        f"attention {attention}, batch-norm statistics {norm}"
+        f"non-local modules {modules}, batch-norm statistics {norm}"
     )
 
 

@@ -46,23 +46,29 @@ class Report:
             return
         self._file.write(json.dumps(values) + "\n")
         self._file.flush()
-        self._to_board(values, ("loss", "lr", "grad_norm", "steps_per_second"))
+        self._to_board(values, ("loss", "lr", "grad_norm", "skipped", "steps_per_second"))
         if self._bar is not None:
             self._bar.update(0, completed=done, text=_line(values, left_seconds))
         elif time.monotonic() - self._last_line > _LINE_SECONDS:
             self._last_line = time.monotonic()
             print(_line(values, left_seconds), flush=True)
 
-    def validation(self, step: int, psnr: float, seconds: float) -> None:
-        """Takes the result of a validation."""
+    def validation(self, step: int, psnr: dict[str, float], seconds: float) -> None:
+        """Takes the result of a validation, by the name of the level."""
         if not self._is_main:
             return
-        self._file.write(json.dumps({"step": step, "psnr": psnr}) + "\n")
+        mean = sum(psnr.values()) / len(psnr)
+        values = {"step": step, "psnr": mean} | {f"psnr_{level}": p for level, p in psnr.items()}
+        if len(psnr) == 1:
+            values = {"step": step, "psnr": mean}
+        self._file.write(json.dumps(values) + "\n")
         self._file.flush()
-        self._to_board({"step": step, "psnr": psnr}, ("psnr",))
-        self.say(f"step {step}: validation {psnr:.3f} dB ({seconds:.1f} s)")
+        self._to_board(values, tuple(values)[1:])
+        parts = ", ".join(f"{level}: {p:.3f}" for level, p in psnr.items())
+        levels = f" ({parts})" if len(psnr) > 1 else ""
+        self.log(f"step {step}: validation {mean:.3f} dB{levels} ({seconds:.1f} s)")
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Prints a line, above the progress bar if there is one."""
         if self._is_main and self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)

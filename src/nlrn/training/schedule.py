@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from nlrn.training.config import Stage
 
+RATE_FACTOR = 0.7  # on the learning rate each time a run has diverged
 HALVED_AT = (0.2, 0.4, 0.6, 0.8, 0.9)  # of the stage, as in the authors' 500,000 steps
 
 
@@ -22,7 +23,8 @@ class Progress:
         seconds: time of the run in all, with everything, over all interruptions.
         psnr: of the last validation.
         start_from: the weight it began with, empty for none.
-        seen: image sets that the network or one it began with was trained on.
+        training_sets: image sets that the network or one it began with was trained on.
+        rollbacks: how often the stage has gone back to an earlier state.
     """
 
     step: int = 0
@@ -32,10 +34,12 @@ class Progress:
     seconds: float = 0.0
     psnr: float | None = None
     start_from: str = ""
-    seen: list[str] = field(default_factory=list)
+    training_sets: list[str] = field(default_factory=list)
+    rollbacks: int = 0
 
     def next_stage(self) -> None:
         self.stage, self.stage_step, self.stage_seconds = self.stage + 1, 0, 0.0
+        self.rollbacks = 0
 
 
 def fraction_done(stage: Stage, progress: Progress) -> float:
@@ -54,9 +58,10 @@ def learning_rate(stage: Stage, progress: Progress) -> float:
         rate = stage.lr * 0.5 ** sum(done >= at for at in HALVED_AT)
     else:
         rate = stage.lr
+    rate *= RATE_FACTOR**progress.rollbacks
     return rate * min(1.0, (progress.stage_step + 1) / (stage.warmup + 1))
 
 
-def average_weight(decay: float, step: int) -> float:
+def ema_alpha(decay: float, step: int) -> float:
     """Weight of the new value in the moving average; young averages follow faster."""
     return 1 - min(decay, (1 + step) / (10 + step))

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from nlrn import datasets, degrade
-from nlrn.models.nlrn import NLRN
+from nlrn.models import Network, TrainingMode
+from nlrn.training import files as run_files
 from nlrn.training.batches import low_resolution
-from nlrn.training.config import Config, Data, TrainingError
+from nlrn.training.config import Config, Data
+from nlrn.training.parsing import TrainingError
 
 _AT_ONCE = 8  # crops in a batch
 _SHOWN = 4  # crops in the picture
@@ -22,63 +24,82 @@ _NOISE_SEED = 0  # the same noise in every run, so that runs can be compared
 
 
 class Validation:
-    """Degraded centre crops, and what a network makes of them.
+    """Degraded center crops, and what a network makes of them.
 
     Attributes:
         best: PSNR of the best weights that the run's folder holds.
     """
 
-    def __init__(self, config: Config, root: Path, device: torch.device) -> None:
+    def __init__(self, config: Config, files: list[Path], device: torch.device) -> None:
         self.best = -math.inf
-        crops = _crops(config.data, root)
-        if config.data.task == "sr":
-            factors = [int(factor) for factor in config.data.factors]
-            pairs = [low_resolution(crop, f, device) for crop in crops.values() for f in factors]
-            clean, low = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-            self._clean = torch.from_numpy(np.stack(clean)).to(device).unsqueeze(1)
-            self._degraded = torch.stack(low).unsqueeze(1)
+        data = config.data
+        crops = _crops(data, files)
+        # name of the level -> (its noise on the 0..255 scale, degraded crops)
+        self._levels: dict[str, tuple[float, Tensor]] = {}
+        if data.task == "sr":
+            pairs = [low_resolution(c, f, device) for c in crops.values() for f in data.factors]
+            self._clean = _stacked([pair[0] for pair in pairs], device)
+            self._levels["sr"] = (0.0, torch.stack([pair[1] for pair in pairs]).unsqueeze(1))
         else:
-            clean = list(crops.values())
             noise = [degrade.standard_noise(_NOISE_SEED, n, c.shape) for n, c in crops.items()]
-            scaled = np.stack(noise).astype(np.float32) * np.float32(config.data.sigma / 255)
-            self._clean = torch.from_numpy(np.stack(clean)).to(device).unsqueeze(1)
-            self._degraded = self._clean / 255 + torch.from_numpy(scaled).to(device).unsqueeze(1)
-        self._restored = self._degraded
+            self._clean = _stacked(list(crops.values()), device)
+            for sigma in data.validation_sigmas or (data.sigma,):
+                scaled = np.stack(noise).astype(np.float32) * np.float32(sigma / 255)
+                degraded = self._clean / 255 + _stacked(list(scaled), device)
+                self._levels[f"{sigma:g}"] = (sigma, degraded)
+        self._degraded = self._restored = next(iter(self._levels.values()))[1]
 
-    def psnr(self, model: NLRN, fabric: Any) -> float:
-        """Mean PSNR of the restored crops, clipped and rounded to 0..255."""
-        with torch.no_grad(), fabric.autocast():
-            parts = [model(part).float() for part in self._degraded.split(_AT_ONCE)]
-        self._restored = torch.cat(parts)
-        error = _rounded(self._restored).double() - self._clean.double()
-        mse = error.square().mean((1, 2, 3)).clamp(min=1e-10)
-        return float((10 * torch.log10(255**2 / mse)).mean())
+    def psnr(self, network: Network, fabric: Any, *, non_local: bool = True) -> dict[str, float]:
+        """Mean PSNR of the restored crops, clipped and rounded to 0..255, by level.
+
+        Args:
+            network: in evaluation mode.
+            fabric: whose precision is used.
+            non_local: whether the network's non-local modules take part.
+        """
+        restore = network if non_local else network.for_training(TrainingMode(non_local=False))
+        found = {}
+        for name, (sigma, degraded) in self._levels.items():
+            with torch.no_grad(), fabric.autocast():
+                inputs = (network.input_for(x, sigma / 255) for x in degraded.split(_AT_ONCE))
+                restored = torch.cat([restore(x).float() for x in inputs])
+            error = _rounded(restored).double() - self._clean.double()
+            mse = error.square().mean((1, 2, 3)).clamp(min=1e-10)
+            found[name] = float((10 * torch.log10(255**2 / mse)).mean())
+            self._degraded, self._restored = degraded, restored
+        return found
 
     def save_picture(self, path: Path) -> None:
         """Writes degraded, restored and clean crops side by side, an image per row."""
         import PIL.Image
 
         columns = (_rounded(self._degraded), _rounded(self._restored), self._clean)
-        rows = torch.cat([column[:_SHOWN] for column in columns], dim=3)  # n 1 S 3S
-        picture: npt.NDArray[np.uint8] = rows.flatten(0, 2).to(torch.uint8).cpu().numpy()
+        rows = torch.cat([column[:_SHOWN] for column in columns], dim=3)  # n C S 3S
+        pixels = rows.permute(0, 2, 3, 1).flatten(0, 1).squeeze(2)  # nS 3S (C)
+        picture: npt.NDArray[np.uint8] = pixels.to(torch.uint8).cpu().numpy()
         PIL.Image.fromarray(picture).save(path)
 
 
-def _crops(wanted: Data, root: Path) -> dict[str, datasets.Gray]:
-    """The centres of the first images that are large enough, by name."""
+def _crops(wanted: Data, files: list[Path]) -> dict[str, datasets.Pixels]:
+    """The centers of the first images that are large enough, by name."""
     size = wanted.crop
-    read = datasets.read_gray
     if wanted.task == "sr":
-        read = datasets.read_luminance
-        size -= size % math.lcm(*map(int, wanted.factors))  # what every factor divides
-    found: dict[str, datasets.Gray] = {}
-    for file in datasets.training_files(wanted.validation, root):
-        crop = datasets.centre_crop(read(file), size) if size else None
+        size -= size % math.lcm(*wanted.factors)  # what every factor divides
+    read = run_files.reader(wanted)
+    found: dict[str, datasets.Pixels] = {}
+    for file in files:
+        crop = datasets.center_crop(read(file), size) if size else None
         if crop is not None and len(found) < wanted.validation_images:
             found[file.stem] = crop
     if not found:
-        raise TrainingError(f"no image of {wanted.validation!r} has room for a crop of {size}")
+        raise TrainingError(f"no validation image has room for a crop of {size}")
     return found
+
+
+def _stacked(images: list[np.ndarray], device: torch.device) -> Tensor:
+    """Images [H, W] or [H, W, C] -> [N, C, H, W]."""
+    stacked = torch.from_numpy(np.stack(images)).to(device)
+    return stacked.unsqueeze(1) if stacked.ndim == 3 else stacked.permute(0, 3, 1, 2).contiguous()
 
 
 def _rounded(image: Tensor) -> Tensor:

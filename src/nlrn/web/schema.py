@@ -11,13 +11,13 @@ Identifier = Annotated[str, Field(min_length=1, max_length=64)]
 Name = Annotated[str, Field(max_length=200)]
 
 
-class Problem(BaseModel):
+class ErrorResponse(BaseModel):
     """Why something was not done, in one line."""
 
     error: str
 
 
-class Health(BaseModel):
+class HealthResponse(BaseModel):
     """That the server is there, and how busy it is."""
 
     status: str
@@ -26,7 +26,7 @@ class Health(BaseModel):
     waiting: int
 
 
-class ModelFacts(BaseModel):
+class ModelInfo(BaseModel):
     """A model that can be chosen."""
 
     name: str
@@ -34,8 +34,8 @@ class ModelFacts(BaseModel):
     description: str
 
 
-class TaskFacts(BaseModel):
-    """A thing to do with a picture, and the settings that mean something for it."""
+class TaskInfo(BaseModel):
+    """A thing to do with an image, and the settings that mean something for it."""
 
     name: str
     label: str
@@ -51,17 +51,17 @@ class Limits(BaseModel):
     suffixes: list[str]
 
 
-class Offer(BaseModel):
-    """Everything the page needs to know before there is a picture."""
+class CatalogResponse(BaseModel):
+    """Everything the page needs to know before there is an image."""
 
-    tasks: list[TaskFacts]
-    models: list[ModelFacts]
+    tasks: list[TaskInfo]
+    models: list[ModelInfo]
     limits: Limits
-    colours: list[str]
+    colors: list[str] = Field(serialization_alias="colours")
 
 
-class PictureFacts(BaseModel):
-    """An uploaded picture; `sigma` is the noise level found in it (0..255)."""
+class UploadInfo(BaseModel):
+    """An uploaded image; `sigma` is the noise level found in it (0..255)."""
 
     id: str
     name: str
@@ -77,11 +77,11 @@ class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Restoration(_Request):
-    """What to do with a picture. `sigma`: null takes the estimate; `model`: null chooses.
+class RestoreRequest(_Request):
+    """What to do with an upload. `sigma`: null takes the estimate; `model`: null chooses.
 
     With `noise` above 0, white Gaussian noise of that level is added first, and the answer has
-    PSNR and SSIM of the noisy and the restored picture.
+    PSNR and SSIM of the noisy and the restored image.
     """
 
     picture: Identifier
@@ -93,8 +93,8 @@ class Restoration(_Request):
     noise: Level = 0.0
 
 
-class View(_Request):
-    """A picture as a network sees it; `channel`, red being 0, is for gray networks."""
+class TraceRequest(_Request):
+    """An upload as a network sees it; `channel`, red being 0, is for gray networks."""
 
     picture: Identifier
     sigma: Level | None = None
@@ -103,21 +103,21 @@ class View(_Request):
     channel: Annotated[int, Field(ge=0, le=2)] = 1
 
 
-class Look(View):
-    """The pixel whose neighbours are asked for."""
+class MapRequest(TraceRequest):
+    """The pixel whose neighbors are asked for."""
 
     row: Annotated[int, Field(ge=0, le=2**31)]
     column: Annotated[int, Field(ge=0, le=2**31)]
 
 
 class Scores(BaseModel):
-    """How close a picture is to the original; null where that cannot be said."""
+    """How close an image is to the original; null where that cannot be said."""
 
     psnr: float | None
     ssim: float | None
 
 
-class JobFacts(BaseModel):
+class JobResponse(BaseModel):
     """A job: waiting, running, done, failed or cancelled; `seconds_left` is an estimate."""
 
     id: str
@@ -137,12 +137,12 @@ class JobFacts(BaseModel):
     scores: dict[str, Scores] | None = None
 
 
-class MapsFacts(BaseModel):
-    """The weights of a pixel's neighbours, state by state.
+class MapsResponse(BaseModel):
+    """The weights of a pixel's neighbors, state by state.
 
-    `weights`: for each state the window row by row, to four digits, 0 outside the picture.
-    `halo`: pixels around the window that took part; null for the whole picture, which is exact.
-    `seconds_for_whole`: estimate for tracing the whole picture; null where it cannot be done.
+    `weights`: for each state the window row by row, to four digits, 0 outside the image.
+    `halo`: pixels around the window that took part; null for the whole image, which is exact.
+    `seconds_for_whole`: estimate for tracing the whole image; null where it cannot be done.
     """
 
     row: int

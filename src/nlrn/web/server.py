@@ -1,4 +1,4 @@
-"""The server behind the page: pictures go up, jobs run one at a time, maps come at once."""
+"""The server behind the page: images go up, jobs run one at a time, maps come at once."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from nlrn import __version__, images
-from nlrn.attention_maps import COLOURS
+from nlrn.attention_maps import COLORS
+from nlrn.errors import one_line
 from nlrn.web import schema
-from nlrn.web.guard import EVERYWHERE, UPLOADS, Guard
-from nlrn.web.pictures import GONE, Picture
-from nlrn.web.schema import JobFacts, Problem
-from nlrn.web.studio import Options, Studio
-from nlrn.web.work import FINISHED, BusyError, Job, Worker
+from nlrn.web.jobs import FINISHED, BusyError, Job, Worker
+from nlrn.web.schema import ErrorResponse, JobResponse, UploadInfo
+from nlrn.web.security import ANY_ADDRESS, UPLOAD_PATH, SecurityMiddleware
+from nlrn.web.service import Options, Service
+from nlrn.web.uploads import GONE, Upload
 
 STATIC = Path(__file__).parent / "static"
-UPLOAD_SECONDS = 120  # for a file to arrive
-AT_ONCE = 2  # uploads that are received; others wait
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": text}
+UPLOAD_TIMEOUT = 120  # seconds for a file to arrive
+MAX_UPLOADS_AT_ONCE = 2  # uploads that are received; others wait
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorResponse, "description": text}
     for status, text in {
         403: "another site asks",
         404: "no such picture or job, or no longer",
@@ -49,13 +50,13 @@ BINARY = {"schema": {"type": "string", "format": "binary"}}
 Noise = Annotated[float, Query(ge=0, le=255, allow_inf_nan=False)]
 
 
-class Png(Response):
-    """A picture for the page."""
+class PngResponse(Response):
+    """An image for the page."""
 
     media_type = "image/png"
 
 
-class File(Response):
+class FileResponse(Response):
     """A file to be kept, which no browser tries to show."""
 
     media_type = "application/octet-stream"
@@ -63,13 +64,13 @@ class File(Response):
 
 def create_app(options: Options) -> FastAPI:
     """The application; its temporary folder and its thread live from startup to shutdown."""
-    studio = Studio(options)
+    service = Service(options)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with studio:
-            app.state.studio = studio
-            app.state.uploads = asyncio.Semaphore(AT_ONCE)
+        with service:
+            app.state.service = service
+            app.state.upload_slots = asyncio.Semaphore(MAX_UPLOADS_AT_ONCE)
             yield
 
     # The interactive pages of FastAPI load scripts from elsewhere: the schema is enough.
@@ -84,17 +85,17 @@ def create_app(options: Options) -> FastAPI:
     )
     app.include_router(router)
     app.mount("/", StaticFiles(directory=STATIC, html=True))
-    app.add_exception_handler(AnyHTTPException, _as_problem)
-    app.add_exception_handler(RequestValidationError, _as_problem)
-    app.add_exception_handler(BusyError, _as_problem)
-    app.add_middleware(Guard, host=options.host, max_bytes=options.max_bytes)
+    app.add_exception_handler(AnyHTTPException, _as_error_response)
+    app.add_exception_handler(RequestValidationError, _as_error_response)
+    app.add_exception_handler(BusyError, _as_error_response)
+    app.add_middleware(SecurityMiddleware, host=options.host, max_bytes=options.max_bytes)
     return app
 
 
-router = APIRouter(prefix="/api", responses=PROBLEMS)
+router = APIRouter(prefix="/api", responses=ERRORS)
 
 
-async def _as_problem(request: Request, error: Exception) -> Response:
+async def _as_error_response(request: Request, error: Exception) -> Response:
     """Errors as one line of JSON."""
     headers = None
     if isinstance(error, RequestValidationError):
@@ -109,69 +110,63 @@ async def _as_problem(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": text}, status, headers)
 
 
-def _studio(request: Request) -> Studio:
-    studio: Studio = request.app.state.studio
-    return studio
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
 
 
-def _picture(request: Request, identifier: str) -> Picture:
-    picture = _studio(request).pictures.find(identifier)
-    if picture is None:
+def _upload(request: Request, identifier: str) -> Upload:
+    found = _service(request).uploads.find(identifier)
+    if found is None:
         raise HTTPException(404, GONE)
-    return picture
+    return found
 
 
 def _job(request: Request, identifier: str) -> Job:
-    job = _studio(request).worker.find(identifier)
+    job = _service(request).worker.find(identifier)
     if job is None:
         raise HTTPException(404, "this job is not here any more")
     return job
 
 
 @contextlib.contextmanager
-def _nonsense_refused() -> Iterator[None]:
+def _value_errors_refused() -> Iterator[None]:
     """What the library refuses becomes an answer."""
     try:
         yield
     except ValueError as error:
-        raise HTTPException(422, " ".join(str(error).split())) from error
+        raise HTTPException(422, one_line(error, 1000)) from error
 
 
 @router.get("/health")
-async def health(request: Request) -> schema.Health:
+async def health(request: Request) -> schema.HealthResponse:
     """Whether the server is there, and how busy it is."""
-    studio = _studio(request)
-    return schema.Health(
+    service = _service(request)
+    return schema.HealthResponse(
         status="ok",
         version=__version__,
-        device=str(studio.device),
-        waiting=studio.worker.waiting(),
+        device=str(service.device),
+        waiting=service.worker.waiting(),
     )
 
 
 @router.get("/models")
-async def models(request: Request) -> schema.Offer:
+async def models(request: Request) -> schema.CatalogResponse:
     """Tasks, models and limits."""
-    studio = _studio(request)
+    service = _service(request)
     limits = schema.Limits(
-        bytes=studio.max_bytes, pixels=studio.max_pixels, suffixes=list(images.SUFFIXES)
+        bytes=service.max_bytes, pixels=service.max_pixels, suffixes=list(images.SUFFIXES)
     )
-    return schema.Offer(
-        tasks=[
-            schema.TaskFacts(name=t.name, label=t.label, suffix=t.suffix, controls=list(t.controls))
-            for t in studio.offers.tasks()
-        ],
-        models=[
-            schema.ModelFacts(name=m.name, task=m.task, description=m.description)
-            for m in studio.offers.models()
-        ],
+    return schema.CatalogResponse(
+        tasks=service.catalog.tasks(),
+        models=service.catalog.models(),
         limits=limits,
-        colours=list(COLOURS),
+        colors=list(COLORS),
     )
 
 
 @router.post(
-    UPLOADS.removeprefix("/api"),
+    UPLOAD_PATH.removeprefix("/api"),
     status_code=201,
     openapi_extra={
         "requestBody": {
@@ -180,94 +175,92 @@ async def models(request: Request) -> schema.Offer:
         }
     },
 )
-async def upload(
-    request: Request, name: Annotated[str, Query(max_length=255)]
-) -> schema.PictureFacts:
-    """Takes a picture: the bytes of its file are the body, `name` is the file's name."""
-    studio, slots = _studio(request), request.app.state.uploads
+async def upload(request: Request, name: Annotated[str, Query(max_length=255)]) -> UploadInfo:
+    """Takes an image: the bytes of its file are the body, `name` is the file's name."""
+    service, slots = _service(request), request.app.state.upload_slots
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/octet-stream" and not kind.startswith("image/"):
         raise HTTPException(415, f"send the file itself, as image/*; got {kind[:60]!r}")
     try:
-        path = studio.pictures.new_file(name)
+        path = service.uploads.new_file(name)
     except ValueError as error:
         raise HTTPException(415, str(error)) from error
     try:
-        async with asyncio.timeout(UPLOAD_SECONDS), slots:
+        async with asyncio.timeout(UPLOAD_TIMEOUT), slots:
             with path.open("wb") as file:
                 async for chunk in request.stream():
                     file.write(chunk)
-            picture = await run_in_threadpool(studio.pictures.add, path, name)
+            added = await run_in_threadpool(service.uploads.add, path, name)
     except TimeoutError as error:
-        raise HTTPException(408, f"the upload took over {UPLOAD_SECONDS} s") from error
+        raise HTTPException(408, f"the upload took over {UPLOAD_TIMEOUT} s") from error
     except ValueError as error:
         too_large = "the limit is" in str(error)
         raise HTTPException(413 if too_large else 422, str(error)) from error
     finally:
-        studio.pictures.discard_unless_known(path)
-    return _picture_facts(picture, picture.sigmas[0.0])
+        service.uploads.discard_unless_known(path)
+    return _upload_info(added, added.sigmas[0.0])
 
 
 @router.get("/pictures/{identifier}")
-def picture(request: Request, identifier: str, noise: Noise = 0.0) -> schema.PictureFacts:
-    """Facts about a picture, or about its version with white noise of that level added."""
-    found = _picture(request, identifier)
-    with _nonsense_refused():
-        sigma = _studio(request).pictures.sigma(found, noise)
-    return _picture_facts(found, sigma)
+def picture(request: Request, identifier: str, noise: Noise = 0.0) -> UploadInfo:
+    """Facts about an upload, or about its version with white noise of that level added."""
+    found = _upload(request, identifier)
+    with _value_errors_refused():
+        sigma = _service(request).uploads.sigma(found, noise)
+    return _upload_info(found, sigma)
 
 
-def _picture_facts(picture: Picture, sigma: float) -> schema.PictureFacts:
-    return schema.PictureFacts(
-        id=picture.id,
-        name=f"{picture.stem}{picture.suffix}",
-        width=picture.width,
-        height=picture.height,
-        channels=picture.channels,
-        dtype=picture.dtype,
-        alpha=picture.alpha,
+def _upload_info(upload: Upload, sigma: float) -> UploadInfo:
+    return UploadInfo(
+        id=upload.id,
+        name=f"{upload.stem}{upload.suffix}",
+        width=upload.width,
+        height=upload.height,
+        channels=upload.channels,
+        dtype=upload.dtype,
+        alpha=upload.alpha,
         sigma=sigma,
     )
 
 
-@router.get("/pictures/{identifier}/preview", response_class=Png)
-def picture_preview(request: Request, identifier: str, noise: Noise = 0.0) -> Png:
-    """The picture, or its version with noise added, as an 8-bit PNG."""
-    found = _picture(request, identifier)
-    with _nonsense_refused():
-        return Png(_studio(request).pictures.preview(found, noise))
+@router.get("/pictures/{identifier}/preview", response_class=PngResponse)
+def picture_preview(request: Request, identifier: str, noise: Noise = 0.0) -> PngResponse:
+    """The image, or its version with noise added, as an 8-bit PNG."""
+    found = _upload(request, identifier)
+    with _value_errors_refused():
+        return PngResponse(_service(request).uploads.preview(found, noise))
 
 
 @router.post("/jobs", status_code=202)
-def restore(request: Request, asked: schema.Restoration) -> JobFacts:
+def restore(request: Request, body: schema.RestoreRequest) -> JobResponse:
     """Starts a restoration."""
-    with _nonsense_refused():
-        job = _studio(request).start_restoration(_picture(request, asked.picture), asked)
-    return _job_facts(job)
+    with _value_errors_refused():
+        job = _service(request).start_restoration(_upload(request, body.picture), body)
+    return _job_response(job)
 
 
 @router.post("/traces", status_code=202)
-def trace(request: Request, view: schema.View) -> JobFacts:
-    """Starts to trace a whole picture, after which its maps are exact and come at once."""
-    with _nonsense_refused():
-        job = _studio(request).start_trace(_picture(request, view.picture), view)
-    return _job_facts(job)
+def trace(request: Request, body: schema.TraceRequest) -> JobResponse:
+    """Starts to trace a whole image, after which its maps are exact and come at once."""
+    with _value_errors_refused():
+        job = _service(request).start_trace(_upload(request, body.picture), body)
+    return _job_response(job)
 
 
 @router.get("/jobs/{identifier}")
-async def job(request: Request, identifier: str) -> JobFacts:
+async def job(request: Request, identifier: str) -> JobResponse:
     """How far a job is, and what came of it."""
-    return _job_facts(_job(request, identifier))
+    return _job_response(_job(request, identifier))
 
 
 @router.get(
     "/jobs/{identifier}/events",
     response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": {}}, "description": "JobFacts, often"}},
+    responses={200: {"content": {"text/event-stream": {}}, "description": "JobResponse, often"}},
 )
 async def events(request: Request, identifier: str) -> StreamingResponse:
     """The same as server-sent events, until the job is finished."""
-    found, worker = _job(request, identifier), _studio(request).worker
+    found, worker = _job(request, identifier), _service(request).worker
     return StreamingResponse(_events(found, worker), media_type="text/event-stream")
 
 
@@ -277,22 +270,22 @@ async def _events(job: Job, worker: Worker) -> AsyncIterator[str]:
         now = (job.state, job.done)
         if now != before or time.monotonic() - last > 1:
             before, last = now, time.monotonic()
-            yield f"data: {_job_facts(job).model_dump_json()}\n\n"
+            yield f"data: {_job_response(job).model_dump_json()}\n\n"
         if now[0] in FINISHED:
             return
         await asyncio.sleep(0.05)
 
 
 @router.delete("/jobs/{identifier}", status_code=202)
-async def cancel(request: Request, identifier: str) -> JobFacts:
+async def cancel(request: Request, identifier: str) -> JobResponse:
     """Stops a job, at once if it waits and after the present state of the network if it runs."""
     found = _job(request, identifier)
-    _studio(request).worker.cancel(found)
-    return _job_facts(found)
+    _service(request).worker.cancel(found)
+    return _job_response(found)
 
 
-def _job_facts(job: Job) -> JobFacts:
-    return JobFacts(
+def _job_response(job: Job) -> JobResponse:
+    return JobResponse(
         id=job.id,
         kind=job.kind,
         state=job.state,
@@ -306,49 +299,48 @@ def _job_facts(job: Job) -> JobFacts:
     )
 
 
-@router.get("/jobs/{identifier}/result", response_class=File)
-def result(request: Request, identifier: str) -> File:
-    """The restored picture, in the format and depth in which it came."""
-    content, name = _outcome(request, identifier, "result")
+@router.get("/jobs/{identifier}/result", response_class=FileResponse)
+def result(request: Request, identifier: str) -> FileResponse:
+    """The restored image, in the format and depth in which it came."""
+    content, name = _output(request, identifier, "result")
     # The name has been made harmless, but may have letters of any script.
     kept = f"attachment; filename*=utf-8''{quote(name)}"
-    return File(content, headers={"Content-Disposition": kept})
+    return FileResponse(content, headers={"Content-Disposition": kept})
 
 
-@router.get("/jobs/{identifier}/preview", response_class=Png)
-def result_preview(request: Request, identifier: str) -> Png:
-    """The restored picture as an 8-bit PNG."""
-    return Png(_outcome(request, identifier, "preview")[0])
+@router.get("/jobs/{identifier}/preview", response_class=PngResponse)
+def result_preview(request: Request, identifier: str) -> PngResponse:
+    """The restored image as an 8-bit PNG."""
+    return PngResponse(_output(request, identifier, "preview")[0])
 
 
-def _outcome(request: Request, identifier: str, what: str) -> tuple[bytes, str]:
+def _output(request: Request, identifier: str, what: str) -> tuple[bytes, str]:
     """What a job has made, and the name for it."""
     found = _job(request, identifier)
-    content = _studio(request).outcome(found, what) if found.state == "done" else None
+    content = _service(request).output(found, what) if found.state == "done" else None
     if content is None:
         raise HTTPException(409, f"no result: the job is {found.state}")
     return content, found.facts["filename"]
 
 
 @router.post("/maps")
-async def maps(request: Request, look: schema.Look) -> schema.MapsFacts:
-    """The weights of a pixel's neighbours in every state; if the caller leaves, it is dropped."""
-    studio, found = _studio(request), _picture(request, look.picture)
-    with _nonsense_refused():
-        kept = await run_in_threadpool(studio.kept_maps, found, look)
-        if kept is None:
-            job, fresh = studio.start_look(found, look)
+async def maps(request: Request, body: schema.MapRequest) -> schema.MapsResponse:
+    """The weights of a pixel's neighbors in every state; if the caller leaves, it is dropped."""
+    service, found = _service(request), _upload(request, body.picture)
+    with _value_errors_refused():
+        maps = await run_in_threadpool(service.cached_maps, found, body)
+        if maps is None:
+            job, fresh = service.start_maps(found, body)
             done = asyncio.wrap_future(job.finished)
             while not (await asyncio.wait([done], timeout=0.1))[0]:
-                if studio.worker.stopping:
+                if service.worker.stopping:
                     raise BusyError
                 if await request.is_disconnected():
-                    studio.worker.cancel(job)
+                    service.worker.cancel(job)
             if not fresh:
                 raise ValueError(job.error or "not wanted any more")
-            kept = fresh[0]
-        facts = await run_in_threadpool(studio.facts_of_maps, found, look, kept)
-    return schema.MapsFacts(**facts)
+            maps = fresh[0]
+        return await run_in_threadpool(service.describe_maps, found, body, maps)
 
 
 def serve(options: Options, port: int, *, browser: bool) -> None:
@@ -362,7 +354,7 @@ def serve(options: Options, port: int, *, browser: bool) -> None:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(f"cannot listen on {options.host} port {port}: {reason}") from error
-    shown = "localhost" if options.host in EVERYWHERE else options.host
+    shown = "localhost" if options.host in ANY_ADDRESS else options.host
     shown = f"[{shown}]" if ":" in shown else shown
     address = f"http://{shown}:{listening.getsockname()[1]}"
     print(f"nlrn web is at {address} (Ctrl+C ends it)", flush=True)
@@ -373,7 +365,7 @@ def serve(options: Options, port: int, *, browser: bool) -> None:
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            app.state.studio.worker.begin_to_stop()  # else requests wait for jobs, and we for them
+            app.state.service.worker.begin_to_stop()  # else requests wait for jobs, and we for them
             await super().shutdown(sockets)
 
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)

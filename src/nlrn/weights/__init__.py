@@ -1,14 +1,12 @@
-"""Weights by name from the package, or by path: safetensors with the config in the metadata.
+"""Weights by name from the package, or by path: safetensors with config and card in the metadata.
 
-Knows no model: `load` gives the config as a dict, the tensors, and the notes left with them.
+Knows no network: `load` gives the card, the config as a dict, and the tensors.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -16,9 +14,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nlrn import atomic
+from nlrn.weights.card import ModelCard
+
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["FORMAT", "ModelCard", "Published", "Weight", "WeightsError", "fingerprint",
+           "list_models", "load", "manifest", "save"]  # fmt: skip
 FOLDER = files("nlrn.weights")
 FORMAT = "nlrn-1"  # raised when the keys of the tensors change
 
@@ -28,60 +31,68 @@ class WeightsError(ValueError):
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One line of the manifest: a weight in the package."""
+class Published:
+    """A weight in the package: its card, its file and the file's sha256."""
 
-    name: str
+    card: ModelCard
     file: str
     sha256: str
-    task: str
-    description: str
-    data: tuple[str, ...]  # image sets that this weight or an ancestor has seen
-    sigma: float | None = None
-    licence: str = ""
-    steps: int = 0
-    gpu_minutes: float = 0
-    psnr: tuple[tuple[str, float], ...] = ()  # (test set, dB)
 
 
 class Weight(NamedTuple):
     """What a file holds."""
 
+    card: ModelCard
     config: dict[str, Any]
     tensors: dict[str, Tensor]
-    notes: dict[str, str]
 
 
 @cache
-def manifest() -> dict[str, Entry]:
+def manifest() -> dict[str, Published]:
     """The weights in the package by name."""
     table = tomllib.loads(FOLDER.joinpath("manifest.toml").read_text(encoding="utf-8"))
-    return {name: _entry(name, values) for name, values in table.get("weights", {}).items()}
+    return {name: _published(name, values) for name, values in table.get("models", {}).items()}
 
 
-def _entry(name: str, values: dict[str, Any]) -> Entry:
-    psnr = tuple(values.pop("psnr", {}).items())
-    return Entry(name=name, data=tuple(values.pop("data")), psnr=psnr, **values)
+def _published(name: str, values: dict[str, Any]) -> Published:
+    file, sha256 = values.pop("file"), values.pop("sha256")
+    return Published(ModelCard.from_dict({"name": name, **values}), file, sha256)
+
+
+def list_models() -> list[ModelCard]:
+    """The cards of all models in the package."""
+    return [published.card for published in manifest().values()]
 
 
 def load(name_or_path: str | Path) -> Weight:
-    """Config and tensors of a weight in the package, checked by sha256, or of a file."""
+    """Card, config and tensors of a weight in the package, checked by sha256, or of a file."""
     name = str(name_or_path)
+    return _decode(_read(name), manifest()[name].file if name in manifest() else name)
+
+
+def fingerprint(name_or_path: str | Path) -> str:
+    """First 12 digits of the sha256 of a weight's tensors, whatever its card says of them."""
+    content = _read(str(name_or_path))
+    header = 8 + int.from_bytes(content[:8], "little")
+    return hashlib.sha256(content[header:]).hexdigest()[:12]
+
+
+def _read(name: str) -> bytes:
+    """The file of a weight in the package, or the one at a path."""
     if name in manifest():
         entry = manifest()[name]
         content = FOLDER.joinpath(entry.file).read_bytes()
         if hashlib.sha256(content).hexdigest() != entry.sha256:
             raise WeightsError(f"{entry.file}: sha256 differs from the manifest; reinstall nlrn")
-        return _decode(content, entry.file)
-    path = Path(name_or_path)
+        return content
+    path = Path(name)
     if not path.is_file():
         known = ", ".join(manifest())
         raise WeightsError(f"{name}: neither a file nor a model of the package ({known})")
     try:
-        content = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise WeightsError(f"{path}: {error.strerror}") from error
-    return _decode(content, str(path))
 
 
 def _decode(content: bytes, name: str) -> Weight:
@@ -101,28 +112,23 @@ def _decode(content: bytes, name: str) -> Weight:
         raise WeightsError(f"{name}: its config is no table of names and values")
     if metadata.get("format") != FORMAT:
         raise WeightsError(f"{name}: format {metadata.get('format')!r}, expected {FORMAT!r}")
-    notes = {key: value for key, value in metadata.items() if key not in ("config", "format")}
-    return Weight(config, tensors, notes)
+    try:
+        card = ModelCard.from_metadata(metadata)
+    except (ValueError, TypeError) as error:
+        raise WeightsError(f"{name}: {error}") from error
+    return Weight(card, config, tensors)
 
 
 def save(
-    path: str | Path, config: dict[str, Any], tensors: dict[str, Tensor], notes: dict[str, str]
+    path: str | Path, card: ModelCard, config: dict[str, Any], tensors: dict[str, Tensor]
 ) -> None:
-    """Writes tensors and config into one file, under a temporary name until it is complete."""
+    """Writes tensors, config and card into one file, under a temporary name until it is whole."""
     import safetensors.torch
 
-    path = Path(path)
-    metadata = notes | {"format": FORMAT, "config": json.dumps(config)}
+    metadata = {
+        "format": FORMAT,
+        "config": json.dumps(config),
+        "card": json.dumps(card.to_dict()),
+    }
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    content = safetensors.torch.save(tensors, metadata)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    atomic.write_bytes(Path(path), safetensors.torch.save(tensors, metadata))

@@ -49,13 +49,13 @@ class ModelCard:
     psnr: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that differ from their defaults, as TOML and JSON hold them."""
+        """The fields that say something, as TOML and JSON hold them."""
         empty = asdict(ModelCard())
         values = asdict(self)
         return {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in values.items()
-            if key == "architecture" or value != empty[key]
+            if key in ("architecture", "channels") or value != empty[key]
         }
 
     @classmethod
@@ -69,7 +69,9 @@ class ModelCard:
         if task not in ("", *TASKS):
             raise ValueError(f"task of a model card must be {' or '.join(TASKS)}, got {task!r}")
         lists = ("sigma_range", "factors", "training_sets")
-        given = {k: tuple(v) if k in lists and v is not None else v for k, v in values.items()}
+        given: dict[str, Any] = {
+            k: tuple(v) if k in lists and v is not None else v for k, v in values.items()
+        }
         return cls(**given)
 
     @classmethod

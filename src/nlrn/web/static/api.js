@@ -18,7 +18,7 @@ const post = (path, facts, signal) =>
     method: "POST", signal, body: JSON.stringify(facts), headers: { "content-type": "application/json" },
   });
 
-export const offer = () => ask("api/models");
+export const catalog = () => ask("api/models");
 
 export const upload = (file) =>
   ask(`api/pictures?name=${encodeURIComponent(file.name)}`, {
@@ -26,13 +26,13 @@ export const upload = (file) =>
   });
 
 export const facts = (picture, noise) => ask(`api/pictures/${picture}?noise=${noise}`);
-export const previewOfPicture = (picture, noise) => `api/pictures/${picture}/preview?noise=${noise}`;
+export const previewOfUpload = (picture, noise) => `api/pictures/${picture}/preview?noise=${noise}`;
 export const previewOfJob = (job) => `api/jobs/${job}/preview`;
 export const resultOfJob = (job) => `api/jobs/${job}/result`;
 
-export const startRestoration = (wish) => post("api/jobs", wish);
-export const startTrace = (view) => post("api/traces", view);
-export const maps = (look, signal) => post("api/maps", look, signal);
+export const startRestoration = (request) => post("api/jobs", request);
+export const startTrace = (request) => post("api/traces", request);
+export const maps = (request, signal) => post("api/maps", request, signal);
 export const cancel = (job) => ask(`api/jobs/${job}`, { method: "DELETE", keepalive: true });
 
 /** Calls onChange with the facts of a job until it is finished; gives the last ones. */
@@ -54,7 +54,7 @@ export function follow(job, onChange) {
   });
 }
 
-export async function picture(address) {
+export async function loadImage(address) {
   const image = new Image();
   image.src = address;
   try {

@@ -6,21 +6,21 @@ const STRONGEST = 12;
 const by = (id) => document.getElementById(id);
 
 export class Explorer {
-  /** @param getView gives {picture, sigma, model, noise} of what is on the screen. */
-  constructor(viewer, getView, { colours, isBusy, onError, onStatus }) {
-    Object.assign(this, { viewer, getView, isBusy, onError, onStatus });
+  /** @param getTraceRequest gives {picture, sigma, model, noise} of what is on the screen. */
+  constructor(viewer, getTraceRequest, { colors, isBusy, onError, onStatus }) {
+    Object.assign(this, { viewer, getTraceRequest, isBusy, onError, onStatus });
     this.maps = null;
-    this.table = colourTable(colours);
-    by("ramp").style.background = `linear-gradient(90deg, ${colours.join(", ")})`;
+    this.table = colorTable(colors);
+    by("ramp").style.background = `linear-gradient(90deg, ${colors.join(", ")})`;
     viewer.paintOver = (brush) => this.paintOver(brush);
-    viewer.addEventListener("pick", ({ detail }) => this.enabled && this.look(detail));
-    viewer.addEventListener("hover", ({ detail }) => this.enabled && by("follow").checked && this.look(detail, true));
+    viewer.addEventListener("pick", ({ detail }) => this.enabled && this.showMaps(detail));
+    viewer.addEventListener("hover", ({ detail }) => this.enabled && by("follow").checked && this.showMaps(detail, true));
     viewer.canvas.addEventListener("keydown", (event) => this.key(event));
     by("state").addEventListener("input", () => this.choose(Number(by("state").value) - 1));
     by("play").addEventListener("click", () => this.play(!this.timer));
     for (const id of ["overlay", "outlines"]) by(id).addEventListener("change", () => this.refresh());
-    by("channel").addEventListener("change", () => this.maps && this.look(this.maps));
-    by("whole").addEventListener("click", () => this.dispatchWhole?.(this.view()));
+    by("channel").addEventListener("change", () => this.maps && this.showMaps(this.maps));
+    by("whole").addEventListener("click", () => this.dispatchWhole?.(this.traceRequest()));
   }
 
   reset() {
@@ -32,10 +32,10 @@ export class Explorer {
     this.viewer.draw();
   }
 
-  view() { return { ...this.getView(), channel: Number(by("channel").value) }; }
+  traceRequest() { return { ...this.getTraceRequest(), channel: Number(by("channel").value) }; }
 
   /** Asks for the maps of a pixel; while the pointer is followed, one question at a time. */
-  async look({ row, column }, following = false) {
+  async showMaps({ row, column }, following = false) {
     this.target = { row, column };
     if (following && this.asking) return;
     if (following && this.maps?.row === row && this.maps.column === column) return;
@@ -50,7 +50,7 @@ export class Explorer {
     by("invite").hidden = true;
     this.viewer.draw();
     try {
-      const maps = await api.maps({ ...this.view(), row, column }, request.signal);
+      const maps = await api.maps({ ...this.traceRequest(), row, column }, request.signal);
       this.take(maps, following);
     } catch (error) {
       if (error.name === "AbortError") return;
@@ -64,7 +64,7 @@ export class Explorer {
       }
     }
     const { row: r, column: c } = this.target;
-    if (following && (r !== row || c !== column)) this.look(this.target, true);
+    if (following && (r !== row || c !== column)) this.showMaps(this.target, true);
   }
 
   take(maps, following) {
@@ -123,12 +123,12 @@ export class Explorer {
     for (const [i, button] of [...by("small").children].entries()) {
       const canvas = button.firstChild;
       canvas.width = canvas.height = maps.window;
-      canvas.getContext("2d").putImageData(this.coloured(i, () => 255), 0, 0);
+      canvas.getContext("2d").putImageData(this.colored(i, () => 255), 0, 0);
     }
   }
 
   /** A map in colours [q, q]; the opacity of a pixel is a function of its place on the scale. */
-  coloured(state, opacity) {
+  colored(state, opacity) {
     const { window: side, weights, largest } = this.maps;
     const image = new ImageData(side, side);
     weights[state].forEach((weight, i) => {
@@ -142,7 +142,7 @@ export class Explorer {
   /** The neighbours as a picture that is laid over the pixels: the weaker, the less of it. */
   layer() {
     const canvas = new OffscreenCanvas(this.maps.window, this.maps.window);
-    canvas.getContext("2d").putImageData(this.coloured(this.state, (place) => 70 + 170 * place), 0, 0);
+    canvas.getContext("2d").putImageData(this.colored(this.state, (place) => 70 + 170 * place), 0, 0);
     return canvas;
   }
 
@@ -174,8 +174,8 @@ export class Explorer {
   /** Outlines of the strongest neighbours and of the pixel, the map's corner being at x, y. */
   mark(brush, x, y, size) {
     const middle = (this.maps.window - 1) / 2;
-    const frame = (row, column, colour, width) => {
-      for (const [style, extra] of [["rgb(0 0 0 / 0.7)", 2], [colour, 0]]) {
+    const frame = (row, column, color, width) => {
+      for (const [style, extra] of [["rgb(0 0 0 / 0.7)", 2], [color, 0]]) {
         brush.strokeStyle = style;
         brush.lineWidth = width + extra;
         brush.strokeRect(x + column * size, y + row * size, size, size);
@@ -240,11 +240,11 @@ export class Explorer {
     const from = this.target ?? { row: height >> 1, column: width >> 1 };
     const [down, right] = this.maps || event.key === "Enter" ? moves[event.key] : [0, 0];
     const within = (value, length) => Math.min(length - 1, Math.max(0, value));
-    this.look({ row: within(from.row + down, height), column: within(from.column + right, width) });
+    this.showMaps({ row: within(from.row + down, height), column: within(from.column + right, width) });
   }
 }
 
-function colourTable(stops) {
+function colorTable(stops) {
   const points = stops.map((text) => [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16)));
   return Array.from({ length: 256 }, (_, i) => {
     const place = (i / 255) * (points.length - 1);

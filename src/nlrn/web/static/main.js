@@ -6,7 +6,7 @@ import { Viewer } from "./viewer.js";
 
 const by = (id) => document.getElementById(id);
 const viewer = new Viewer(by("view"));
-let offer, explorer;
+let catalog, explorer;
 let picture = null; // facts from the server
 let shownNoise = 0; // of what is on the screen
 let task = null;
@@ -23,7 +23,7 @@ const say = (text) => { by("status").textContent = text; };
 
 async function choose(file, { clean = false } = {}) {
   by("alert").hidden = true;
-  const { bytes, suffixes } = offer.limits;
+  const { bytes, suffixes } = catalog.limits;
   const suffix = file.name.slice(file.name.lastIndexOf(".")).toLowerCase();
   try {
     if (!suffixes.includes(suffix)) throw new Error(`${file.name}: not a kind of picture that is known (${suffixes.join(" ")}).`);
@@ -49,7 +49,7 @@ async function choose(file, { clean = false } = {}) {
 /** Shows the picture, or its noisy version, without a result. */
 async function showPicture() {
   const noise = addedNoise();
-  const [image, facts] = await Promise.all([api.picture(api.previewOfPicture(picture.id, noise)), api.facts(picture.id, noise)]);
+  const [image, facts] = await Promise.all([api.loadImage(api.previewOfUpload(picture.id, noise)), api.facts(picture.id, noise)]);
   picture.sigma = facts.sigma;
   shownNoise = noise;
   by("start").hidden = true;
@@ -63,9 +63,9 @@ async function showPicture() {
 
 function describe() {
   const depth = { uint8: "8 bit", uint16: "16 bit", float32: "float", float64: "float" }[picture.dtype];
-  const colour = picture.channels === 1 ? "gray" : "colour";
+  const color = picture.channels === 1 ? "gray" : "colour";
   by("name").textContent = picture.name;
-  by("about").textContent = `${picture.width} × ${picture.height} pixels, ${colour}, ${depth}${picture.alpha ? ", with transparency" : ""}`;
+  by("about").textContent = `${picture.width} × ${picture.height} pixels, ${color}, ${depth}${picture.alpha ? ", with transparency" : ""}`;
   by("channels").hidden = picture.channels === 1;
 }
 
@@ -83,13 +83,13 @@ const controls = () => task.controls;
 const addedNoise = () => (controls().includes("noise") && by("add").checked ? Number(by("noise").value) : 0);
 const sigma = () => (by("auto").checked ? null : Number(by("sigma").value));
 const model = () => by("model").value || null;
-const view = () => ({ picture: picture.id, sigma: sigma(), model: model(), noise: shownNoise });
+const traceRequest = () => ({ picture: picture.id, sigma: sigma(), model: model(), noise: shownNoise });
 
 function chooseTask(name) {
-  task = offer.tasks.find((each) => each.name === name);
+  task = catalog.tasks.find((each) => each.name === name);
   for (const part of document.querySelectorAll("[data-control]")) part.hidden = !controls().includes(part.dataset.control);
   by("run").textContent = task.label;
-  const models = offer.models.filter((each) => each.task === name);
+  const models = catalog.models.filter((each) => each.task === name);
   const option = (value, text) => Object.assign(document.createElement("option"), { value, textContent: text });
   const own = models.filter((each) => each.description === "your own file");
   const automatic = name === "denoise" && own.length < models.length ? [option("", "By the noise level")] : [];
@@ -100,7 +100,7 @@ function chooseTask(name) {
 }
 
 function tellModel() {
-  const chosen = offer.models.find((each) => each.name === by("model").value);
+  const chosen = catalog.models.find((each) => each.name === by("model").value);
   by("model").title = chosen?.description ?? "The model that suits the noise level best";
 }
 
@@ -121,15 +121,15 @@ function settings() {
 
 async function run() {
   by("alert").hidden = true;
-  const wish = {
+  const request = {
     picture: picture.id, task: task.name, sigma: sigma(), strength: Number(by("strength").value) / 100,
     scale: Number(by("scale").value), model: model(), noise: addedNoise(),
   };
   forgetResult();
   viewer.draw();
-  const facts = await work(() => api.startRestoration(wish), task.label);
+  const facts = await work(() => api.startRestoration(request), task.label);
   if (facts?.state !== "done") return;
-  const after = await api.picture(api.previewOfJob(facts.id)).catch(complain);
+  const after = await api.loadImage(api.previewOfJob(facts.id)).catch(complain);
   if (after) showResult(facts, after);
 }
 
@@ -255,7 +255,7 @@ function wire() {
   by("panel").addEventListener("input", settings);
   by("model").addEventListener("change", tellModel);
   for (const id of ["sigma", "auto", "model"])
-    by(id).addEventListener("change", () => explorer.maps && explorer.look(explorer.maps));
+    by(id).addEventListener("change", () => explorer.maps && explorer.showMaps(explorer.maps));
   for (const id of ["add", "noise"]) by(id).addEventListener("change", () => showPicture().catch(complain));
   by("cancel").addEventListener("click", () => {
     by("cancel").disabled = true;
@@ -292,19 +292,19 @@ function wireTheme() {
 
 async function begin() {
   wire();
-  offer = await api.offer();
-  explorer = new Explorer(viewer, view, {
-    colours: offer.colours, isBusy: () => job, onError: complain, onStatus: say,
+  catalog = await api.catalog();
+  explorer = new Explorer(viewer, traceRequest, {
+    colors: catalog.colours, isBusy: () => job, onError: complain, onStatus: say,
   });
   explorer.dispatchWhole = async (traced) => {
     const facts = await work(() => api.startTrace(traced), "Tracing");
-    if (facts?.state === "done") explorer.look(explorer.maps);
+    if (facts?.state === "done") explorer.showMaps(explorer.maps);
   };
-  by("file").accept = offer.limits.suffixes.join(",");
-  by("limits").textContent = `${offer.limits.suffixes.map((s) => s.slice(1)).join(", ")}; up to ${Math.round(offer.limits.bytes / 2 ** 20)} MiB`;
-  by("tasks").hidden = offer.tasks.length < 2;
-  for (const each of offer.tasks) {
-    const radio = Object.assign(document.createElement("input"), { type: "radio", name: "task", value: each.name, checked: each === offer.tasks[0] });
+  by("file").accept = catalog.limits.suffixes.join(",");
+  by("limits").textContent = `${catalog.limits.suffixes.map((s) => s.slice(1)).join(", ")}; up to ${Math.round(catalog.limits.bytes / 2 ** 20)} MiB`;
+  by("tasks").hidden = catalog.tasks.length < 2;
+  for (const each of catalog.tasks) {
+    const radio = Object.assign(document.createElement("input"), { type: "radio", name: "task", value: each.name, checked: each === catalog.tasks[0] });
     const label = Object.assign(document.createElement("label"), { className: "check" });
     label.append(radio, each.label);
     radio.addEventListener("change", () => {
@@ -313,7 +313,7 @@ async function begin() {
     });
     by("tasks").append(label);
   }
-  chooseTask(offer.tasks[0].name);
+  chooseTask(catalog.tasks[0].name);
   document.documentElement.dataset.ready = "yes";
 }
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from test_cli import assert_one_clear_line, nlrn, picture
+from command_line import assert_one_clear_line, nlrn, picture
 
 import nlrn as package
 from nlrn import images
-from nlrn.attention_maps import Maps, colour, explain, figure, planes_for, trace
-from nlrn.inference.tiles import exact_halo
+from nlrn.attention_maps import AttentionMaps, explain, figure, planes_for, trace
+from nlrn.attention_maps.figure import color
 from nlrn.models.nlrn import CONFIGS, NLRN, NLRNConfig, NonLocal2d, random_network
 from nlrn.ops import AFFINITIES, Correlation
 
@@ -101,7 +102,7 @@ def test_with_the_exact_halo_a_part_gives_the_maps_of_the_whole() -> None:
     network = random_network(SMALL)
     image = noisy((60, 53))
     whole = trace(network, planes_for(images.Image(image), network), 25)
-    exact = exact_halo(SMALL)
+    exact = SMALL.halo
     for position in [(30, 26), (29, 0), (3, 50)]:
         maps = explain(image, position, 25, network, halo=exact)
         expected = whole.maps(position)
@@ -117,7 +118,7 @@ def test_a_trace_answers_for_neighbours_but_not_beyond_its_part() -> None:
     part = trace(network, planes, 25, around=(20, 20), halo=6)
     assert part.halo((20, 20)) == 6 and part.halo((23, 20)) == 3
     assert part.maps((23, 20)).halo == 3
-    with pytest.raises(ValueError, match=r"neighbourhood of \(30, 20\) is not in the part"):
+    with pytest.raises(ValueError, match=r"neighborhood of \(30, 20\) is not in the part"):
         part.maps((30, 20))
 
 
@@ -125,7 +126,7 @@ def test_contrast_is_scaled_as_in_denoise() -> None:
     network = random_network(SMALL)
     image = noisy()
     plain = explain(0.5 + (image - 0.5) / 2, (4, 4), 25, network)
-    network.notes = {"sigma": "25"}
+    network.card = package.ModelCard(sigma=25.0)
     scaled = explain(image, (4, 4), 50, network)
     np.testing.assert_allclose(scaled.weights, plain.weights, atol=1e-6)
     np.testing.assert_allclose(scaled.noisy, image[2:7, 2:7], atol=1e-6)
@@ -148,8 +149,8 @@ def test_a_whole_picture_is_kept_in_two_bytes_that_are_enough(size: float) -> No
     network = random_network(SMALL)
     planes = torch.from_numpy(noisy((20, 23)) * size)[None, None]
     whole, part = trace(network, planes, 25), trace(network, planes, 25, around=(9, 9), halo=99)
-    assert whole.theta[0].values.dtype == torch.int16
-    assert part.theta[0].values.dtype == torch.float32
+    assert whole.queries[0].values.dtype == torch.int16
+    assert part.queries[0].values.dtype == torch.float32
     if size == 1:
         found, expected = (t.maps((9, 9)).weights for t in (whole, part))
         np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -178,37 +179,38 @@ def test_bad_arguments_are_named(position: tuple[int, int], options: dict, messa
 def test_it_takes_what_denoise_takes() -> None:
     network, image = random_network(SMALL), noisy()
     expected = explain(image, (4, 5), 25, network).weights
-    for given in (image[..., None], np.dstack([image] * 3), np.dstack([image] * 4)):
+    channels: list[Any] = [image[..., None], np.dstack([image] * 3), np.dstack([image] * 4)]
+    for given in (*channels, torch.tensor(image)):
         np.testing.assert_allclose(explain(given, (4, 5), 25, network).weights, expected)
-    for wrong in (image.tolist(), np.dstack([image] * 5), torch.from_numpy(image)):
+    for wrong in (image.tolist(), np.dstack([image] * 5)):
         with pytest.raises(ValueError, match="image must be"):
-            explain(wrong, (4, 5), 25, network)  # type: ignore[arg-type]
+            explain(wrong, (4, 5), 25, network)
 
 
 @pytest.mark.parametrize("change", [{"border": "circular"}, {"non_local_every": 0}], ids=str)
 def test_networks_without_such_neighbourhoods_are_refused(change: dict) -> None:
     network = random_network(dataclasses.replace(SMALL, **change))
-    with pytest.raises(ValueError, match="maps need a network of neighbourhoods"):
+    with pytest.raises(ValueError, match="compares pixels within the image"):
         explain(noisy(), (0, 0), 25, network)
 
 
 def test_the_public_name_can_be_called_whatever_was_imported_before() -> None:
     import nlrn.attention_maps  # makes nlrn.explain the module
 
-    assert isinstance(nlrn.explain(noisy(), (0, 0), 25, random_network(SMALL)), Maps)
+    assert isinstance(nlrn.explain(noisy(), (0, 0), 25, random_network(SMALL)), AttentionMaps)
     assert "explain" in package.__all__
 
 
 def test_colours_go_from_dark_to_light() -> None:
-    ramp = colour(np.linspace(0, 1, 64))
+    ramp = color(np.linspace(0, 1, 64))
     assert (np.diff(ramp @ [0.3, 0.59, 0.11]) > 0).all()
-    assert colour(np.zeros((2, 3))).shape == (2, 3, 3)
+    assert color(np.zeros((2, 3))).shape == (2, 3, 3)
 
 
 def test_the_strongest_leave_the_pixel_out() -> None:
     weights = np.zeros((1, 3, 3))
     weights[0, 1, 1], weights[0, 2, 0], weights[0, 0, 1] = 0.7, 0.2, 0.1
-    maps = Maps(weights, (1,), (5, 5), weights[0], weights[0], None)
+    maps = AttentionMaps(weights, (1,), (5, 5), weights[0], weights[0], None)
     assert maps.strongest(0, 2) == [(2, 0), (0, 1)]
 
 

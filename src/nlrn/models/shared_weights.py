@@ -1,4 +1,4 @@
-"""The gradients of weights that all states share, added up in one go."""
+"""Weights that all states share: cast once, their gradients added up in one go."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
-from nlrn.models.nlrn import NLRN
 
+class OneForEachState:
+    """A module with weights of its own for each state, over the same memory.
 
-def forward(model: NLRN, image: Tensor, dtype: torch.dtype) -> Tensor:
-    """`model(image)`, but shared weights are cast once to the dtype in which they are used.
+    Otherwise each of twelve states would cast ten tensors anew, and autograd would add as many
+    gradients one by one: hundreds of kernels that take longer to start than to run.
 
-    Every state gets them as tensors of its own, over the same memory. Otherwise each of twelve
-    states would cast ten tensors anew, and autograd would add as many gradients one by one:
-    hundreds of kernels that take longer to start than to run. Without shared weights there is
-    nothing to gain.
+    Args:
+        module: whose weights all states share.
+        states: how many there are.
+        dtype: in which the weights are used.
     """
-    if not model.config.tied:
-        return model(image)
-    cell, steps = model.cell(0), model.config.steps
-    names, weights = zip(*cell.named_parameters(), strict=True)
-    given = _OneForEachState.apply(steps, dtype, *weights)
-    per_state = [given[t * len(names) : (t + 1) * len(names)] for t in range(steps)]
 
-    def with_its_own(step: int) -> Callable[..., Any]:
-        named = dict(zip(names, per_state[step], strict=True))
-        return lambda *arguments: functional_call(cell, named, arguments)
+    def __init__(self, module: nn.Module, states: int, dtype: torch.dtype) -> None:
+        self._module = module
+        names, weights = zip(*module.named_parameters(), strict=True)
+        given = _Shared.apply(states, dtype, *weights)
+        rows = (given[t * len(names) : (t + 1) * len(names)] for t in range(states))
+        self._weights = [dict(zip(names, row, strict=True)) for row in rows]
 
-    return model.unroll(image, with_its_own)
+    def __call__(self, step: int) -> Callable[..., Any]:
+        """The module as state `step` uses it."""
+        return lambda *arguments: functional_call(self._module, self._weights[step], arguments)
 
 
-class _OneForEachState(torch.autograd.Function):
+class _Shared(torch.autograd.Function):
     """(states, dtype, tensors) -> the tensors in that dtype, once per state."""
 
     @staticmethod

@@ -18,11 +18,11 @@ from fastapi import HTTPException
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-LOCAL = ("localhost", "127.0.0.1", "[::1]")
-EVERYWHERE = ("0.0.0.0", "::")
-LARGEST_REQUEST = 2**16  # bytes of all requests that are no upload
-UPLOADS = "/api/pictures"
-PATIENCE = 0.3  # seconds to wait for more of a body that is refused
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+ANY_ADDRESS = ("0.0.0.0", "::")
+MAX_REQUEST_BYTES = 2**16  # bytes of all requests that are no upload
+UPLOAD_PATH = "/api/pictures"
+DRAIN_TIMEOUT = 0.3  # seconds to wait for more of a body that is refused
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
@@ -32,13 +32,13 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # Pictures are private, and files of the page change with the version.
+    # Images are private, and files of the page change with the version.
     "Cache-Control": "no-store",
 }
 
 
-class Guard:
-    """Middleware that refuses what should not be answered, and adds headers to every answer.
+class SecurityMiddleware:
+    """Refuses what should not be answered, and adds headers to every answer.
 
     Args:
         app: what comes behind it.
@@ -54,8 +54,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        upload = scope["method"] == "POST" and scope["path"] == UPLOADS
-        limit = self._max_bytes if upload else LARGEST_REQUEST
+        upload = scope["method"] == "POST" and scope["path"] == UPLOAD_PATH
+        limit = self._max_bytes if upload else MAX_REQUEST_BYTES
         seen = 0
 
         async def counted() -> Message:
@@ -73,7 +73,7 @@ class Guard:
             await send(message)
 
         refusal = self._refusal(scope, headers)
-        if refusal is None and _length(headers) > limit:
+        if refusal is None and _content_length(headers) > limit:
             refusal = (413, _too_large(limit))
         if refusal is not None:
             await _drain(receive, limit)
@@ -83,12 +83,12 @@ class Guard:
 
     def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
         host = headers.get("host", "")
-        if not is_ours(host, self._host):
+        if not is_own_host(host, self._host):
             return 421, f"this server does not answer for {host[:60]!r}"
         origin = headers.get("origin")
-        if origin is not None and not _same(origin, host):
+        if origin is not None and not _is_same_origin(origin, host):
             return 403, f"requests from {origin[:60]!r} are refused"
-        # Newer browsers say this even where they send no Origin, as for pictures in a page.
+        # Newer browsers say this even where they send no Origin, as for images in a page.
         site = headers.get("sec-fetch-site", "none")
         opened = headers.get("sec-fetch-mode") == "navigate" and scope["method"] == "GET"
         link_to_page = opened and not scope["path"].startswith("/api/")
@@ -97,13 +97,13 @@ class Guard:
         return None
 
 
-def is_ours(host: str, bound: str) -> bool:
+def is_own_host(host: str, bound: str) -> bool:
     """Whether a Host header, with or without port, names a server that listens on `bound`."""
     name = host.lower().rpartition("]")[0] + "]" if host.startswith("[") else host.lower()
     name = name if name.startswith("[") else name.partition(":")[0]
-    if name in LOCAL or name.strip("[]") == bound.lower():
+    if name in LOCAL_HOSTS or name.strip("[]") == bound.lower():
         return bool(name)
-    if bound not in EVERYWHERE:
+    if bound not in ANY_ADDRESS:
         return False
     try:  # from other machines: by number, which nobody can point elsewhere, or by our name
         ipaddress.ip_address(name.strip("[]"))
@@ -112,7 +112,7 @@ def is_ours(host: str, bound: str) -> bool:
     return True
 
 
-def _same(origin: str, host: str) -> bool:
+def _is_same_origin(origin: str, host: str) -> bool:
     try:
         parts = urlsplit(origin)
     except ValueError:
@@ -120,7 +120,7 @@ def _same(origin: str, host: str) -> bool:
     return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower()
 
 
-def _length(headers: Headers) -> int:
+def _content_length(headers: Headers) -> int:
     text = headers.get("content-length", "0")
     return int(text) if text.isdecimal() else 0
 
@@ -134,7 +134,7 @@ async def _drain(receive: Receive, limit: int) -> None:
     seen, more = 0, True
     with contextlib.suppress(TimeoutError):
         while more and seen <= 2 * limit:
-            message = await asyncio.wait_for(receive(), PATIENCE)
+            message = await asyncio.wait_for(receive(), DRAIN_TIMEOUT)
             seen += len(message.get("body", b""))
             more = bool(message.get("more_body", False))
 

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from nlrn.web.pictures import DECODING
+from nlrn.errors import one_line
+from nlrn.web.uploads import DECODING
 
 log = logging.getLogger("nlrn.web")
 FINISHED = ("done", "failed", "cancelled")
-KEPT = 12  # finished jobs that can still be asked for
+MAX_FINISHED = 12  # finished jobs that can still be asked for
 
 
 class CancelledError(Exception):
@@ -69,12 +70,12 @@ class Worker:
     """Runs jobs in a thread of its own, one after the other.
 
     Args:
-        most_waiting: further jobs are refused.
+        max_waiting: further jobs are refused.
         on_forget: called with the id of a job that can no longer be asked for.
     """
 
-    def __init__(self, most_waiting: int, on_forget: Callable[[str], None]) -> None:
-        self._most_waiting, self._on_forget = most_waiting, on_forget
+    def __init__(self, max_waiting: int, on_forget: Callable[[str], None]) -> None:
+        self._max_waiting, self._on_forget = max_waiting, on_forget
         self._waiting: deque[Job] = deque()
         self._jobs: dict[str, Job] = {}
         self._changed = threading.Condition()
@@ -85,7 +86,7 @@ class Worker:
     def submit(self, job: Job, *, first: bool = False) -> Job:
         """Puts the job at the end of the queue, or at its front."""
         with self._changed:
-            if self.stopping or len(self._waiting) >= self._most_waiting:
+            if self.stopping or len(self._waiting) >= self._max_waiting:
                 raise BusyError
             (self._waiting.appendleft if first else self._waiting.append)(job)
             self._jobs[job.id] = job
@@ -143,7 +144,7 @@ class Worker:
         except MemoryError:
             job.error = "not enough memory"
         except (ValueError, OSError) as error:
-            job.error = " ".join(str(error).split())
+            job.error = one_line(error, 1000)
         except Exception:  # a mistake of ours: the page learns that, the log learns what
             log.exception("job failed")
             job.error = "internal error; the terminal of nlrn web shows more"
@@ -151,13 +152,13 @@ class Worker:
 
     def _finish(self, job: Job, state: str) -> None:
         job.ended, job.state = time.monotonic(), state
-        job.run = _nothing  # and with it the picture
+        job.run = _nothing  # and with it the upload
         job.finished.set_result(None)
 
     def _forget_old(self) -> None:
         with self._changed:
             finished = [job.id for job in self._jobs.values() if job.state in FINISHED]
-            old = finished[:-KEPT]
+            old = finished[:-MAX_FINISHED]
             for identifier in old:
                 del self._jobs[identifier]
         for identifier in old:

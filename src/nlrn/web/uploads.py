@@ -1,4 +1,4 @@
-"""Uploaded pictures: kept in a temporary folder, the oldest forgotten first."""
+"""Uploaded images: kept in a temporary folder, the oldest forgotten first."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import numpy as np
 from nlrn import images
 from nlrn.degrade import add_noise
 from nlrn.images import Image, ImageError
-from nlrn.restoration.denoise import check_sigma
+from nlrn.restoration.base import noise_level
 
-KEPT = 6  # pictures
-DECODED = 2  # of them, or of their noisy versions, that stay in memory
+MAX_UPLOADS = 6
+MAX_DECODED = 2  # of them, or of their noisy versions, that stay in memory
 GONE = "this picture is not here any more; send it again"
-# One decoder at a time: that bounds memory, and work.py says what else it is for.
+# One decoder at a time: that bounds memory, and jobs.py says what else it is for.
 DECODING = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
+class Upload:
     """An uploaded file; `sigmas` are noise levels found in it, by the noise that was added."""
 
     id: str
@@ -49,18 +49,18 @@ class Picture:
         return self.width * self.height
 
 
-class Pictures:
-    """The pictures that can be worked on.
+class Uploads:
+    """The uploads that can be worked on.
 
     Args:
         folder: where all files live; nothing is read or written elsewhere.
-        max_pixels: larger pictures are refused after a look at the header.
-        on_forget: called with the id of a picture that is dropped.
+        max_pixels: larger images are refused after a look at the header.
+        on_forget: called with the id of an upload that is dropped.
     """
 
     def __init__(self, folder: Path, max_pixels: int, on_forget: Callable[[str], None]) -> None:
         self._folder, self._max_pixels, self._on_forget = folder, max_pixels, on_forget
-        self._known: dict[str, Picture] = {}
+        self._known: dict[str, Upload] = {}
         self._decoded: dict[tuple[str, float], Image] = {}
         self._lock = threading.Lock()
 
@@ -74,29 +74,29 @@ class Pictures:
         folder.mkdir()
         return folder / f"picture{suffix}"
 
-    def add(self, path: Path, name: str) -> Picture:
+    def add(self, path: Path, name: str) -> Upload:
         """Takes in an upload, or raises a ValueError."""
-        picture = self._described(path, name)
+        upload = self._describe(path, name)
         with self._lock:
-            self._known[picture.id] = picture
-            old = list(self._known)[:-KEPT]
+            self._known[upload.id] = upload
+            old = list(self._known)[:-MAX_UPLOADS]
         for identifier in old:
             self.forget(identifier)
-        return picture
+        return upload
 
     def discard_unless_known(self, path: Path) -> None:
         """Removes the folder of an upload that came to nothing."""
         if path.parent.name not in self._known:
             shutil.rmtree(path.parent, ignore_errors=True)
 
-    def _described(self, path: Path, name: str) -> Picture:
+    def _describe(self, path: Path, name: str) -> Upload:
         try:
             with DECODING:
                 image = images.read(path, self._max_pixels)
             images.check_holds(path, image)  # for the result: a name may promise too little
         except ImageError as error:  # without the path, which is none of the sender's business
             raise ImageError(str(error).removeprefix(f"{path}: ")) from error
-        return Picture(
+        return Upload(
             id=path.parent.name,
             stem=safe_stem(name),
             path=path,
@@ -105,57 +105,57 @@ class Pictures:
             channels=1 if image.pixels.ndim == 2 else 3,
             dtype=image.pixels.dtype.name,
             alpha=image.alpha is not None,
-            sigmas={0.0: check_sigma(None, image)},
+            sigmas={0.0: noise_level(image, None)},
         )
 
-    def find(self, identifier: str) -> Picture | None:
-        """The picture of this id, which thereby becomes the newest."""
+    def find(self, identifier: str) -> Upload | None:
+        """The upload of this id, which thereby becomes the newest."""
         with self._lock:
-            picture = self._known.pop(identifier, None)
-            if picture is not None:
-                self._known[identifier] = picture
-            return picture
+            upload = self._known.pop(identifier, None)
+            if upload is not None:
+                self._known[identifier] = upload
+            return upload
 
     def forget(self, identifier: str) -> None:
-        """Drops a picture and all its files."""
+        """Drops an upload and all its files."""
         with self._lock:
-            picture = self._known.pop(identifier, None)
+            upload = self._known.pop(identifier, None)
             self._decoded = {k: v for k, v in self._decoded.items() if k[0] != identifier}
-        if picture is not None:
-            shutil.rmtree(picture.path.parent, ignore_errors=True)
+        if upload is not None:
+            shutil.rmtree(upload.path.parent, ignore_errors=True)
             self._on_forget(identifier)
 
-    def load(self, picture: Picture, noise: float = 0.0) -> Image:
-        """The picture, or a float32 version with white noise of level `noise` (0..255) added."""
-        key = (picture.id, noise)
+    def load(self, upload: Upload, noise: float = 0.0) -> Image:
+        """The image, or a float32 version with white noise of level `noise` (0..255) added."""
+        key = (upload.id, noise)
         with self._lock:
             found = self._decoded.pop(key, None)
         if found is None:
             try:
                 with DECODING:
-                    found = images.read(picture.path, self._max_pixels)
+                    found = images.read(upload.path, self._max_pixels)
             except ImageError as error:  # it could be read when it came
                 raise ValueError(GONE) from error
             found = found if noise == 0 else with_noise(found, noise)
         with self._lock:
-            if picture.id in self._known:
+            if upload.id in self._known:
                 self._decoded[key] = found
-            for old in list(self._decoded)[:-DECODED]:
+            for old in list(self._decoded)[:-MAX_DECODED]:
                 del self._decoded[old]
         return found
 
-    def sigma(self, picture: Picture, noise: float = 0.0) -> float:
-        """The noise level found in the picture, or in the version with noise added."""
-        if noise not in picture.sigmas:
-            picture.sigmas[noise] = check_sigma(None, self.load(picture, noise))
-        return picture.sigmas[noise]
+    def sigma(self, upload: Upload, noise: float = 0.0) -> float:
+        """The noise level found in the image, or in the version with noise added."""
+        if noise not in upload.sigmas:
+            upload.sigmas[noise] = noise_level(self.load(upload, noise), None)
+        return upload.sigmas[noise]
 
-    def preview(self, picture: Picture, noise: float = 0.0) -> bytes:
-        """An 8-bit PNG of the picture, or of the version with noise added, for browsers."""
-        path = picture.path.with_name(f"preview-{noise:g}.png")
+    def preview(self, upload: Upload, noise: float = 0.0) -> bytes:
+        """An 8-bit PNG of the image, or of the version with noise added, for browsers."""
+        path = upload.path.with_name(f"preview-{noise:g}.png")
         try:
             if not path.exists():
-                write_preview(path, self.load(picture, noise))
+                write_preview(path, self.load(upload, noise))
             return path.read_bytes()
         except (ImageError, OSError) as error:
             raise ValueError(GONE) from error

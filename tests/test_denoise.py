@@ -14,9 +14,11 @@ from scipy.ndimage import gaussian_filter
 import nlrn
 from nlrn import images, weights
 from nlrn.degrade import add_noise, rgb2gray
+from nlrn.inference import Settings
 from nlrn.models.nlrn import CONFIGS, NLRN, random_network
-from nlrn.restoration import denoise as tasks
-from nlrn.restoration.denoise import Settings
+from nlrn.restoration import classic
+from nlrn.restoration.denoiser import choose_model
+from nlrn.weights import ModelCard, Published
 
 SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=2, channels=8, embed=4)
 
@@ -81,7 +83,7 @@ def test_noise_is_scaled_to_what_the_model_knows(network: NLRN) -> None:
     """A model trained at 25 sees an image of sigma 50 with half the contrast."""
     image = noisy((10, 12), "float32")
     plain = nlrn.denoise(0.5 + (image - 0.5) / 2, 25, model=network)
-    network.notes = {"sigma": "25"}
+    network.card = ModelCard(sigma=25.0)
     scaled = nlrn.denoise(image, 50, model=network)
     np.testing.assert_allclose(scaled, 0.5 + (plain - 0.5) * 2, atol=1e-5)
 
@@ -89,7 +91,7 @@ def test_noise_is_scaled_to_what_the_model_knows(network: NLRN) -> None:
 def test_slightly_weaker_noise_is_blown_up(network: NLRN) -> None:
     image = noisy((10, 12), "float32")
     plain = nlrn.denoise(0.5 + (image - 0.5) * 1.15, 25, model=network)
-    network.notes = {"sigma": "25"}
+    network.card = ModelCard(sigma=25.0)
     near = nlrn.denoise(image, 25 / 1.15 + 1e-9, model=network)
     np.testing.assert_allclose(near, 0.5 + (plain - 0.5) / 1.15, atol=1e-5)
 
@@ -100,7 +102,7 @@ def test_weak_noise_is_said_and_no_more_is_removed_than_noise(network: NLRN) -> 
         network.conv_out.weight *= 30  # so that it takes away more than such noise
     image = noisy((40, 44), "float32")
     removed = image - nlrn.denoise(image, 25, model=network)
-    network.notes = {"sigma": "25"}
+    network.card = ModelCard(sigma=25.0)
     with pytest.warns(UserWarning, match="sigma 1 is weak for this model, made for 25") as caught:
         weak = nlrn.denoise(image, 1, model=network)
     assert caught[0].filename == __file__
@@ -124,7 +126,7 @@ def test_weak_noise_gets_weaker_still(sigma: int, gain: float) -> None:
 
 
 def test_sigma_is_estimated_when_not_given(network: NLRN, monkeypatch: pytest.MonkeyPatch) -> None:
-    network.notes = {"sigma": "25"}
+    network.card = ModelCard(sigma=25.0)
     image = noisy((32, 40), "float32")
     level = nlrn.estimate_sigma(image)
     automatic = nlrn.denoise(image, model=network)
@@ -152,11 +154,11 @@ def test_settings_reach_the_network(network: NLRN) -> None:
 
 def test_the_nearest_trained_level_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = {
-        name: weights.Entry(name, "", "", "denoise", "", (), float(name[1:3]))
+        name: Published(ModelCard(name, task="denoise", sigma=float(name[1:3])), "", "")
         for name in ("s15", "s25", "s50", "s30-other", "s50-other", "s70-other")
     }
     monkeypatch.setattr(weights, "manifest", lambda: entries)
-    chosen = {s: tasks.choose_weight(s) for s in (0, 5, 20, 24, 25, 29, 35, 48, 60, 90)}
+    chosen = {s: choose_model(s) for s in (0, 5, 20, 24, 25, 29, 35, 48, 60, 90)}
     assert chosen == {
         0: "s15", 5: "s15", 20: "s15", 24: "s25", 25: "s25", 29: "s30-other", 35: "s30-other",
         48: "s50", 60: "s50", 90: "s70-other",
@@ -169,7 +171,7 @@ def test_between_the_levels_it_beats_the_next_model_as_it_is(sigma: int) -> None
     """On a photograph, against each neighbour in the package without scaling the contrast."""
     clean = images.to_float(rgb2gray(skimage.data.astronaut())[40:104, 160:224])
     given = add_noise(clean, sigma, 0, "astronaut").astype(np.float32)
-    levels = sorted(e.sigma for e in weights.manifest().values() if e.sigma is not None)
+    levels = sorted(card.sigma for card in weights.list_models() if card.sigma is not None)
     naive = {max((s for s in levels if s < sigma), default=None),
              min((s for s in levels if s > sigma), default=None)} - {None}  # fmt: skip
 
@@ -185,7 +187,7 @@ def test_between_the_levels_it_beats_the_next_model_as_it_is(sigma: int) -> None
 @pytest.mark.parametrize(
     ("image", "options", "message"),
     [
-        (np.zeros((3, 4, 2), np.uint8), {}, r"got \(3, 4, 2\)"),
+        (np.zeros((3, 4, 5), np.uint8), {}, r"got \(3, 4, 5\)"),
         (np.zeros((0, 4), np.uint8), {}, r"got \(0, 4\)"),
         (np.zeros((3, 4), np.int32), {}, "got int32"),
         (np.full((3, 4), np.nan), {}, "NaN or infinite"),
@@ -207,7 +209,7 @@ def test_bad_arguments_are_named(
         nlrn.denoise(image, **({"sigma": 25, "model": network} | options))
 
 
-@pytest.mark.parametrize("method", tasks.CLASSIC)
+@pytest.mark.parametrize("method", classic.METHODS)
 @pytest.mark.parametrize(
     ("shape", "dtype"), [((12, 17), "uint16"), ((9, 14, 3), "float64"), ((11, 7, 4), "uint8")]
 )
@@ -221,7 +223,7 @@ def test_classic_methods_keep_shape_type_and_alpha(
     assert result.shape == image.shape and result.dtype == image.dtype
     assert np.array_equal(image, before) and not np.array_equal(result, image)
     colours = (..., slice(0, 3)) if len(shape) == 3 else ...
-    expected = tasks.CLASSIC[method](np.ascontiguousarray(image[colours]), 25)
+    expected = classic.METHODS[method](np.ascontiguousarray(image[colours]), 25)
     np.testing.assert_array_equal(result[colours], expected)
     if shape[2:] == (4,):
         assert np.array_equal(result[..., 3], image[..., 3])
@@ -258,7 +260,7 @@ def test_what_a_classic_method_cannot_take_is_named(options: dict, message: str)
 def test_without_memory_for_a_tile_a_classic_method_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tasks, "free_memory", lambda device: 2**20)
+    monkeypatch.setattr(classic, "free_memory", lambda device: 2**20)
     with pytest.raises(ValueError, match="wnnm needs 287 MiB at least, it may take 0 MiB"):
         nlrn.denoise(noisy((50, 60), "uint8"), 25, method="wnnm")
 
@@ -272,9 +274,9 @@ def test_classic_methods_work_in_tiles_where_memory_is_short(
     clean = photograph if colour else photograph.mean(-1)
     given = clean + np.random.default_rng(0).normal(0, 25 / 255, clean.shape)
     whole = nlrn.denoise(given, 25, method=method)
-    side = 60 + 2 * tasks.CLASSIC_HALO[method]
-    memory = 2 * tasks.CLASSIC_MEMORY[method] * side**2
-    monkeypatch.setattr(tasks, "free_memory", lambda device: memory)
+    side = 60 + 2 * classic.HALO[method]
+    memory = 2 * classic.MEMORY[method] * side**2
+    monkeypatch.setattr(classic, "free_memory", lambda device: memory)
     told: list[tuple[int, int]] = []
     tiled = nlrn.denoise(given, 25, method=method, progress=lambda *step: told.append(step))
     assert told[-1][0] == told[-1][1]

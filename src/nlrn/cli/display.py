@@ -1,0 +1,112 @@
+"""Work on files as the terminal shows it: a progress bar, lines, a report at the end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from nlrn.batch import Job, Observer
+from nlrn.cli.entry import in_words_of_the_command
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from nlrn.images import Image
+
+LONG = 30.0  # seconds of work from which on an estimate is printed first
+
+
+class Display(Observer):
+    """A context that shows how a batch goes on; Ctrl-C ends it, and `exit` still reports.
+
+    What is done is told file by file, or as JSON at the end, which an interruption makes early.
+
+    Args:
+        jobs: what is to be done.
+        as_json: whether the report is printed as JSON.
+    """
+
+    def __init__(self, jobs: list[Job], as_json: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        super().__init__()
+        self._jobs, self._as_json = jobs, as_json
+        self._interrupted = False
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        self._bar = Progress(
+            *columns,
+            console=console,
+            disable=not console.is_terminal,
+            redirect_stdout=sys.stdout.isatty(),  # else it would go where the bar goes
+        )
+        self._task = self._bar.add_task("", total=None)
+
+    def __enter__(self) -> Display:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        self._bar.stop()
+        self._interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+        return self._interrupted
+
+    def on_file(self, job: Job, number: int) -> None:
+        """Shows which file is next."""
+        from rich.markup import escape
+
+        name = escape(f"{number + 1}/{len(self._jobs)} {job.source.name}")
+        self._bar.reset(self._task, total=1, description=name)
+
+    def progress(self, done: int, total: int) -> None:
+        """Shows how far the present file is."""
+        self._bar.update(self._task, completed=done, total=total)
+
+    def announce(self, image: Image, seconds: float) -> None:
+        """Says how long an image will take, if that is long."""
+        if seconds > LONG:
+            size = f"{image.width} x {image.height}"
+            print(f"{size} pixels will take about {_duration(seconds)}", file=sys.stderr)
+
+    # Not click's echo here, which passes by the bar and is written into its line.
+    def on_done(self, facts: dict[str, Any]) -> None:
+        """Tells of a file that was written."""
+        for warning in facts["warnings"]:
+            print(f"warning: {facts['input']}: {warning}", file=sys.stderr)
+        if not self._as_json:
+            what = f"sigma {facts['sigma']:g}" if "sigma" in facts else f"x{facts['scale']:g}"
+            print(f"{facts['output']} ({what}, {facts['seconds']:.1f} s)", flush=True)
+
+    def exit(self) -> None:
+        """Says what failed and what was skipped, and leaves with the right exit code."""
+        report = self.report
+        if self._as_json:
+            typer.echo(json.dumps(asdict(report), indent=2))
+        if report.failed and report.count > 1:
+            typer.echo(f"{len(report.failed)} of {report.count} files failed:", err=True)
+        for failure in report.failed:
+            typer.echo(f"error: {in_words_of_the_command(failure['error'])}", err=True)
+        if report.skipped and not self._as_json:
+            typer.echo(f"{len(report.skipped)} skipped, their results exist", err=True)
+        if self._interrupted:
+            left = len(self._jobs) - report.count
+            typer.echo(f"interrupted: {left} of {len(self._jobs)} files left", err=True)
+        raise typer.Exit(130 if self._interrupted else report.exit_code)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

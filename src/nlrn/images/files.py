@@ -1,0 +1,158 @@
+"""Reading and writing image files, whole or not at all, with errors that name the path."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from nlrn import atomic
+from nlrn.images import formats
+from nlrn.images.image import Image
+from nlrn.images.samples import CHANNELS, DTYPES, Array, Decoded, FormatError, split_alpha
+
+SUFFIXES = tuple(formats.SUFFIXES)
+"""Suffixes, in lower case and with the dot, of the files that `read` and `write` know."""
+
+MAX_PIXELS = 2**28
+"""Largest image read unless asked otherwise: 16384 x 16384, 3 GB as float32 RGB."""
+
+
+class ImageError(ValueError):
+    """A file that cannot be read or written; one line that begins with its path."""
+
+
+class ExistsError(ImageError):
+    """A file that exists already and may not be replaced."""
+
+
+def read(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Image:
+    """The image in a file, turned upright as its EXIF or TIFF orientation asks.
+
+    The suffix must be one of `SUFFIXES`, but the content decides the format: a JPEG named .png
+    is read as what it is. A palette becomes RGB, 1-bit becomes 8-bit, float16 becomes float32,
+    colour that was multiplied with its alpha (TIFF) is divided by it.
+
+    Args:
+        path: the file.
+        max_pixels: larger images are refused after a look at the header, before decoding.
+            (WebP has a second limit, Pillow's own, of 178 million pixels.)
+
+    Raises:
+        ImageError: if there is no such file, or it is no image, broken, too large, of several
+            pages or frames, of a sample type without meaning here, or has NaN or inf in it.
+    """
+    path = Path(path)
+    with _errors_name(path), path.open("rb") as file:
+        _format_name(path)
+        return _as_image(formats.decode(file, max_pixels))
+
+
+def write(
+    path: str | os.PathLike[str], image: Image, *, overwrite: bool = False, quality: int = 95
+) -> None:
+    """Writes the image in the format of the path's suffix, whole or not at all.
+
+    Args:
+        path: the file; its folder must exist.
+        image: what to write. Metadata that the format has no place for is left out.
+        overwrite: whether an existing file is replaced.
+        quality: 1 to 100, for JPEG, whose colour is never subsampled.
+
+    Raises:
+        ExistsError: if the file exists and `overwrite` is False.
+        ImageError: if the format cannot hold the image, or the folder is missing or not
+            writable.
+    """
+    path = Path(path)
+    if not 1 <= quality <= 100:
+        raise ValueError(f"quality must be in 1..100, got {quality}")
+    check_writable(path, image, overwrite=overwrite)
+    with _errors_name(path):
+        encoded = formats.encode(_format_name(path), _as_decoded(image), quality)
+        atomic.write_bytes(path, encoded, overwrite=overwrite)
+
+
+def check_writable(path: str | os.PathLike[str], image: Image, *, overwrite: bool = False) -> None:
+    """Raises the ImageError that `write` would raise, before an hour of work is put into it."""
+    path = Path(path)
+    check_holds(path, image)
+    with _errors_name(path):
+        if not path.parent.is_dir():
+            raise FormatError(f"folder {path.parent} does not exist")
+        if not os.access(path.parent, os.W_OK):
+            raise FormatError(f"folder {path.parent} is not writable")
+        if path.exists() and not overwrite:
+            raise FileExistsError
+
+
+def check_holds(path: str | os.PathLike[str], image: Image) -> None:
+    """Raises an ImageError if the format of the path's suffix cannot hold the image."""
+    path = Path(path)
+    with _errors_name(path):
+        formats.check_holds(_format_name(path), image.samples)
+
+
+@contextlib.contextmanager
+def _errors_name(path: Path) -> Iterator[None]:
+    """Turns the errors of files and formats into an ImageError that names the path."""
+    try:
+        yield
+    except FileExistsError as error:
+        raise ExistsError(f"{path}: exists already; overwrite=True replaces it") from error
+    except OSError as error:
+        raise ImageError(f"{path}: {error.strerror or error}") from error
+    except FormatError as error:
+        raise ImageError(f"{path}: {error}") from error
+
+
+def _format_name(path: Path) -> str:
+    name = formats.SUFFIXES.get(path.suffix.lower())
+    if name is None:
+        raise FormatError(f"unknown suffix {path.suffix!r}; known are {' '.join(SUFFIXES)}")
+    return name
+
+
+def _as_image(decoded: Decoded) -> Image:
+    """The upright image of what a file holds."""
+    pixels, alpha = split_alpha(_upright(_checked(decoded.samples), decoded.orientation))
+    if alpha is not None:
+        alpha = np.ascontiguousarray(alpha)
+    dpi = decoded.dpi
+    if dpi is not None and not all(1 <= density < 2**16 for density in dpi):
+        dpi = None  # no image has that, and JPEG could not hold it
+    elif dpi is not None and decoded.orientation in (5, 6, 7, 8):  # these swap width and height
+        dpi = dpi[::-1]
+    return Image(np.ascontiguousarray(pixels), alpha, decoded.exif, decoded.icc, dpi)
+
+
+def _as_decoded(image: Image) -> Decoded:
+    return Decoded(image.samples, 1, image.exif, image.icc, image.dpi)
+
+
+def _checked(samples: Array) -> Array:
+    """The samples in native byte order, if they can be an image."""
+    if samples.ndim not in (2, 3) or samples.shape[2:] not in CHANNELS:
+        raise FormatError(f"array of shape {samples.shape} is not [H, W] or [H, W, 1 to 4]")
+    name = "float32" if samples.dtype.name == "float16" else samples.dtype.name
+    if name not in DTYPES:
+        raise FormatError(f"{name} samples are not supported; {', '.join(DTYPES)} are")
+    bad = samples.size - np.count_nonzero(np.isfinite(samples)) if name[0] == "f" else 0
+    if bad:
+        raise FormatError(f"{bad} of {samples.size} samples are NaN or inf")
+    return samples.astype(name, copy=False)
+
+
+def _upright(samples: Array, orientation: int) -> Array:
+    """The samples turned as an EXIF orientation asks."""
+    turned = {
+        2: lambda s: s[:, ::-1],
+        3: lambda s: s[::-1, ::-1],
+        4: lambda s: s[::-1],
+        5: lambda s: s.swapaxes(0, 1),
+        6: lambda s: s[::-1].swapaxes(0, 1),
+        7: lambda s: s[::-1, ::-1].swapaxes(0, 1),
+        8: lambda s: s[:, ::-1].swapaxes(0, 1),
+    }
+    return turned[orientation](samples) if orientation in turned else samples

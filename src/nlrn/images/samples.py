@@ -1,0 +1,103 @@
+"""Arrays of samples as files store them: their types, white, alpha and float values."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from nlrn.images.metadata import Dpi
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+DTYPES = ("uint8", "uint16", "float32", "float64")
+CHANNELS = ((), (1,), (2,), (3,), (4,))  # what may follow H and W in a shape
+
+
+class FormatError(ValueError):
+    """A file that cannot be decoded or encoded; the reason in one line, without the path."""
+
+
+class Decoded(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+        samples: [H, W] or [H, W, C], not yet turned upright.
+        orientation: 1 to 8, as in EXIF.
+        exif: EXIF block whose own orientation is 1.
+        icc: colour profile of the samples.
+        dpi: pixels per inch across and down.
+    """
+
+    samples: Array
+    orientation: int = 1
+    exif: bytes | None = None
+    icc: bytes | None = None
+    dpi: Dpi | None = None
+
+
+def white(dtype: np.dtype[Any]) -> int:
+    """The value of white in samples of this type."""
+    return int(np.iinfo(dtype).max) if dtype.kind == "u" else 1
+
+
+def has_alpha(samples: Array) -> bool:
+    """Whether the last of the channels [H, W, C] is alpha."""
+    return samples.ndim == 3 and samples.shape[2] in (2, 4)
+
+
+def split_alpha(samples: Array) -> tuple[Array, Array | None]:
+    """Pixels [H, W] or [H, W, 3] and alpha [H, W], or None, of samples with 1 to 4 channels."""
+    alpha = samples[..., -1] if has_alpha(samples) else None
+    colors = samples if alpha is None else samples[..., :-1]
+    return (colors[..., 0] if colors.shape[2:] == (1,) else colors), alpha
+
+
+def check_size(width: int, height: int, max_pixels: int) -> None:
+    """Raises a FormatError if an image has no pixels or too many."""
+    if width <= 0 or height <= 0:
+        raise FormatError(f"has no pixels ({width}x{height})")
+    if width * height > max_pixels:
+        pixels = width * height
+        raise FormatError(f"{width}x{height} is {pixels} pixels, the limit is {max_pixels}")
+
+
+def check_single(count: int, what: str) -> None:
+    """Raises unless a file holds one page or frame."""
+    if count == 0:
+        raise ValueError(f"no {what}")
+    if count > 1:
+        raise FormatError(f"has {count} {what}; only files with one can be read, split it first")
+
+
+def to_float(array: Array) -> Array:
+    """A float32 copy in [0, 1]: uint8 / 255, uint16 / 65535, float values as they are.
+
+    Raises:
+        ValueError: if the type is another one, or a value is not finite, if only as float32.
+    """
+    if array.dtype.name not in DTYPES:
+        raise ValueError(f"array must be one of {', '.join(DTYPES)}, got {array.dtype}")
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf
+        result: Array = array.astype(np.float32) / np.float32(white(array.dtype))
+    if not np.isfinite(result).all():
+        check_finite(array)
+        raise ValueError("image has values that float32 cannot hold")
+    return result
+
+
+def check_finite(array: Array) -> None:
+    """Raises if there is NaN or infinity among the values."""
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError("image has NaN or infinite values")
+
+
+def from_float(array: Array, dtype: DTypeLike) -> Array:
+    """The inverse of `to_float`: clipped and rounded for integers, only cast for floats."""
+    dtype = np.dtype(dtype)
+    if dtype.name not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
+    if dtype.kind == "f":
+        return array.astype(dtype)
+    if np.isnan(array).any():
+        raise ValueError(f"NaN cannot become {dtype}")
+    return np.rint(np.clip(array, 0, 1) * np.float32(white(dtype))).astype(dtype)

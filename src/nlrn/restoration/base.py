@@ -1,0 +1,142 @@
+"""What the restorations have in common: their results, and what they ask of images and levels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nlrn.errors import warn
+from nlrn.images import Image
+from nlrn.inference.engine import Engine
+from nlrn.noise import estimate_sigma
+from nlrn.progress import Progress
+
+LARGEST_SIGMA = 255  # on the 0..255 scale: beyond it there is nothing to find
+FLOAT_RANGE_LIMIT = 16.0  # a float image with values beyond it is hardly on the [0, 1] scale
+TWELVE_BIT_MAX = 4095  # a 16-bit image with no larger value probably comes from 12 bits
+WORTH_MEASURING = 100_000  # pixels of work; fewer are done in a few seconds
+
+Announce = Callable[[float], None]  # called before long work with the seconds it may take
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A restored image, and what was done to it: method, model, noise level or scale."""
+
+    image: Image
+    facts: dict[str, Any]
+
+
+class Restoration(Protocol):
+    """Something that restores images, ready to run; it can be pickled."""
+
+    def restore(
+        self,
+        image: Image,
+        *,
+        progress: Progress | None = None,
+        announce: Announce | None = None,
+    ) -> Restored:
+        """The restored image with its alpha and metadata."""
+
+
+def announce_time(
+    engine: Engine, size: tuple[int, int], planes: int, announce: Announce | None
+) -> None:
+    """Says how long an image of (H, W) will take, unless that is little."""
+    if announce is not None and engine.planned_pixels(size) * planes >= WORTH_MEASURING:
+        announce(engine.seconds(size, planes))
+
+
+def check_strength(strength: float) -> float:
+    """The share of the effect as a float; raises unless it is one."""
+    if not isinstance(strength, Real) or isinstance(strength, bool) or not 0 <= strength <= 1:
+        shown = f"{strength:g}" if isinstance(strength, float) else repr(strength)
+        raise ValueError(f"strength must be between 0 and 1, got {shown}")
+    return float(strength)
+
+
+def check_level(sigma: float) -> float:
+    """The noise level as a float; raises unless it makes sense."""
+    if not isinstance(sigma, Real) or isinstance(sigma, bool):
+        raise ValueError(f"sigma must be a number, or None to estimate it, got {sigma!r}")
+    if not 0 <= sigma <= LARGEST_SIGMA:
+        raise ValueError(f"sigma must be 0 or more, at most {LARGEST_SIGMA}, got {sigma:g}")
+    return float(sigma)
+
+
+def noise_level(image: Image, sigma: float | None) -> float:
+    """The given noise level if it makes sense, the estimated one if none is given."""
+    if sigma is None:
+        level = estimate_sigma(image.pixels)
+        if level > LARGEST_SIGMA:
+            raise ValueError(f"noise of sigma {level:.0f} found: float values are to be in [0, 1]")
+        if 1 in (image.height, image.width):
+            warn("one row or column is too little to estimate noise")
+    else:
+        level = check_level(sigma)
+        if image.pixels.dtype.kind == "f" and 0 < level < 1:
+            warn(f"sigma {level:g} is on the 0..255 scale, also for float images: hardly any noise")
+    warn_of_range(image)
+    return level
+
+
+def warn_of_range(image: Image) -> None:
+    """Warns if the values of a float or 16-bit image are hardly on the scale of its type."""
+    dtype, most = image.pixels.dtype, np.abs(image.pixels).max(initial=0)
+    if dtype.kind == "f" and most > FLOAT_RANGE_LIMIT:
+        warn("float values are to be in [0, 1]; these are far beyond it")
+    if dtype == np.uint16 and 0 < most <= TWELVE_BIT_MAX:
+        warn(f"no value is above {most} of 65535: if white is there, scale the values first")
+
+
+def check_batch(x: Tensor) -> None:
+    """Raises unless it is a batch of gray or RGB images."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"x must be a tensor [B, C, H, W], got {type(x).__name__}")
+    if x.dim() != 4 or x.shape[1] not in (1, 3) or 0 in x.shape:
+        raise ValueError(f"x must be [B, 1, H, W] or [B, 3, H, W], got {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise ValueError(f"x must be floating point in [0, 1], got {x.dtype}")
+
+
+def batch_levels(x: Tensor, sigma: float | Tensor | None) -> list[float]:
+    """The noise level of each image of a batch on the 0..255 scale; None estimates it.
+
+    Args:
+        x: [B, C, H, W].
+        sigma: in the units of x, a number or [B].
+    """
+    if sigma is None:
+        arrays = x.detach().float().permute(0, 2, 3, 1).cpu().numpy()  # B H W C
+        return [check_level(estimate_sigma(array)) for array in arrays]
+    given = torch.as_tensor(sigma, dtype=torch.float64).flatten().tolist()
+    if len(given) not in (1, len(x)):
+        raise ValueError(f"sigma must be a number or one for each of {len(x)}, got {len(given)}")
+    levels = [check_level(level * 255) for level in given]
+    return levels * len(x) if len(levels) == 1 else levels
+
+
+def to_planes(x: Tensor, channels: int) -> Tensor:
+    """Images [B, C, H, W] for a network of that many input channels.
+
+    A gray network takes the channels of color one by one; a color network takes gray as color.
+    """
+    if channels not in (1, 3):
+        raise ValueError(f"a network of {channels} input channels takes no gray or RGB image")
+    if channels == 1:
+        return x.reshape(-1, 1, *x.shape[2:])
+    return x.expand(-1, 3, -1, -1)
+
+
+def from_planes(planes: Tensor, like: Tensor) -> Tensor:
+    """What became of `to_planes(like)`, in the shape and type of `like`."""
+    if planes.shape[1] == 3 and like.shape[1] == 1:
+        planes = planes.mean(1, keepdim=True)
+    return planes.reshape(like.shape).to(like.dtype)

@@ -1,0 +1,180 @@
+"""Tables image by image: what is measured, what is kept, what is not done twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from skimage.metrics import peak_signal_noise_ratio
+
+from nlrn import datasets, weights
+from nlrn.bench import report, run
+from nlrn.bench.methods import MethodOptions
+from nlrn.bench.tables import TABLES
+from nlrn.degrade import imresize
+from nlrn.inference import Settings
+
+DATA = os.environ.get("NLRN_DATA")
+needs_images = pytest.mark.skipif(DATA is None, reason="NLRN_DATA names no folder of images")
+DENOISE, SR = TABLES["denoise-bsd400"], TABLES["sr"]
+
+
+def test_rows_are_right(small_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against scikit-image, for noise and for super-resolution."""
+    cells, notes = run.plan(DENOISE, small_root, MethodOptions(), sets=["set12"], wanted=["NOISY"])
+    assert not notes and [cell.level for cell in cells] == [15, 25, 50]
+    rows = run.run(cells, tmp_path / "rows")
+    assert len(rows) == 9
+    clean = datasets.read_image(small_root / "set12" / "1.png")
+    given = run.degraded_pair("denoise", clean, 25, 0, Path("1.png"))[1]
+    rounded = np.floor(given.clip(0, 1) * 255 + 0.5).astype(np.uint8)
+    row = next(row for row in rows if (row.level, row.image) == (25, "1"))
+    assert row.psnr == pytest.approx(peak_signal_noise_ratio(clean, rounded), abs=1e-4)
+    assert (row.seed, row.protocol, row.version) == (0, "whole", "nlrn")
+
+    monkeypatch.setattr(weights, "manifest", dict)
+    cells, notes = run.plan(SR, small_root, MethodOptions(), sets=["Set5"], levels=[3])
+    assert notes == ["NLRN at x3: no weight 'sr-y' yet"]
+    row = run.run(cells, tmp_path / "rows")[0]
+    truth, small = run.degraded_pair(
+        "sr", datasets.read_image(cells[0].files[0]), 3, 0, Path("0.png")
+    )
+    assert truth.shape == (27, 24) and small.shape == (9, 8)
+    result = np.floor(imresize(small, 3).clip(0, 1) * 255 + 0.5).astype(np.uint8)
+    inside = slice(3, -3)
+    expected = peak_signal_noise_ratio(truth[inside, inside], result[inside, inside])
+    assert row.psnr == pytest.approx(expected, abs=1e-4)
+
+
+def test_what_is_there_is_not_computed_again(small_root: Path, tmp_path: Path) -> None:
+    cells, _ = run.plan(
+        DENOISE, small_root, MethodOptions(), sets=["Set12"], wanted=["noisy"], limit=2
+    )
+    seen: list[tuple[int, int]] = []
+    first = run.run(cells, tmp_path, on_image=lambda cell, done, total: seen.append((done, total)))
+    assert seen == [(n, 6) for n in range(6)]
+    cells, _ = run.plan(DENOISE, small_root, MethodOptions(), sets=["Set12"], wanted=["noisy"])
+    seen.clear()
+    second = run.run(cells, tmp_path, on_image=lambda cell, done, total: seen.append((done, total)))
+    assert seen == [(n, 3) for n in range(3)]
+    assert [row for row in second if row.image != "2"] == first  # their seconds too
+    other = run.run(cells, tmp_path, seed=1)
+    assert all(a.psnr != b.psnr for a, b in zip(second, other, strict=True))
+    assert run.run(cells, tmp_path) == second  # both seeds are kept
+
+
+def test_shards_make_up_the_whole(small_root: Path, tmp_path: Path) -> None:
+    def rows(shard: tuple[int, int], folder: str) -> list[run.Row]:
+        cells, _ = run.plan(
+            DENOISE, small_root, MethodOptions(), sets=["Set12"], wanted=["noisy"], shard=shard
+        )
+        return run.run(cells, tmp_path / folder)
+
+    first, second = rows((1, 2), "first"), rows((2, 2), "second")
+    assert {row.image for row in first} == {"0", "2"}
+    assert {row.image for row in second} == {"1"}
+    whole = rows((1, 1), "whole")
+    joined = run.read_rows([*tmp_path.glob("first/*.json"), *tmp_path.glob("second/*.json")])
+    assert {row.key: row.psnr for row in joined} == {row.key: row.psnr for row in whole}
+    (small_root / "set12" / "1.png").unlink()  # one machine need not have what the other has
+    assert [row.psnr for row in rows((1, 2), "again")] == [row.psnr for row in first]
+    with pytest.raises(datasets.DataError, match=r"1\.png is missing; Set12 needs 1 images there"):
+        rows((2, 2), "again")
+
+
+def test_tables_share_rows(small_root: Path, tmp_path: Path) -> None:
+    cells, _ = run.plan(DENOISE, small_root, MethodOptions(), sets=["Set12"], wanted=["noisy"])
+    rows = run.run(cells, tmp_path)
+    twin = dataclasses.replace(DENOISE, name="complexity")
+    again = [dataclasses.replace(cell, table=twin) for cell in cells]
+    shared = run.run(again, tmp_path, on_image=lambda *_: pytest.fail("computed again"))
+    assert shared == [dataclasses.replace(row, table="complexity") for row in rows]
+
+
+def test_the_same_network_under_another_name_shares_rows(small_root: Path, tmp_path: Path) -> None:
+    cells, _ = run.plan(DENOISE, small_root, MethodOptions(), sets=["Set12"], wanted=["noisy"])
+    named = [dataclasses.replace(cell, method="NLRN") for cell in cells]
+    rows = run.run(named, tmp_path)
+    again = [dataclasses.replace(cell, method="NLRN-400") for cell in cells]
+    shared = run.run(again, tmp_path, on_image=lambda *_: pytest.fail("computed again"))
+    assert shared == [dataclasses.replace(row, method="NLRN-400") for row in rows]
+    views = [dataclasses.replace(cell, method="NLRN-MV") for cell in cells]
+    computed: list[int] = []
+    run.run(views, tmp_path, on_image=lambda cell, done, total: computed.append(done))
+    assert len(computed) == len(rows)
+
+
+def test_an_error_loses_no_row(small_root: Path, tmp_path: Path) -> None:
+    def fails_late(degraded: np.ndarray, level: int) -> np.ndarray:
+        if level == 25:
+            raise RuntimeError("no more\nmemory")
+        return degraded
+
+    cells, _ = run.plan(DENOISE, small_root, MethodOptions(), sets=["Set12"], wanted=["noisy"])
+    prepared = dataclasses.replace(cells[0].prepared, restore=fails_late)
+    with pytest.raises(ValueError, match=r"noisy on Set12/0\.png: no more memory"):
+        run.run([dataclasses.replace(cell, prepared=prepared) for cell in cells], tmp_path)
+    assert len(run.read_rows(tmp_path.glob("*.json"))) == 3
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]", '{"rows": 3}', '[{"set": "Set12"}]', '{"means": []}']
+)
+def test_a_file_that_holds_no_rows(content: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(content)
+    with pytest.raises(ValueError, match=r"rows\.json: no rows of nlrn bench"):
+        run.read_rows([tmp_path / "rows.json"])
+
+
+def test_choices_are_checked(small_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(**choices: object) -> None:
+        run.plan(DENOISE, small_root, MethodOptions(), **choices)  # type: ignore[arg-type]
+
+    with pytest.raises(ValueError, match="denoise-bsd400 has no set 'Set5'; it has Set12, BSD68,"):
+        plan(sets=["Set5"])
+    with pytest.raises(ValueError, match="has no level 30; it has 15, 25, 50"):
+        plan(levels=[30])
+    with pytest.raises(ValueError, match="has no method 'magic'; it has noisy"):
+        plan(wanted=["magic"])
+    with pytest.raises(ValueError, match="limit must be 1 or more, got 0"):
+        plan(limit=0)
+    for shard in ((0, 2), (3, 2), (-1, 1)):
+        with pytest.raises(ValueError, match="shard must be one of 1/n to n/n, got"):
+            plan(shard=shard)
+    with pytest.raises(ValueError, match="bsd68: no such folder; BSD68 needs"):
+        plan(sets=["BSD68"])
+    monkeypatch.setattr(weights, "manifest", dict)
+    with pytest.raises(ValueError, match="no weight"):
+        run.plan(SR, small_root, MethodOptions(), sets=["Set5"], wanted=["NLRN"])
+
+
+@needs_images
+def test_the_harness_itself_costs_nothing(tmp_path: Path) -> None:
+    begun = time.process_time()
+    cells, _ = run.plan(DENOISE, Path(str(DATA)), MethodOptions(), sets=["Set12"], wanted=["noisy"])
+    assert len(run.run(cells, tmp_path)) == 36
+    assert time.process_time() - begun < 15  # about 2 s; other programs do not count
+
+
+@needs_images
+@pytest.mark.slow
+def test_bm3d_on_set12_is_where_the_paper_has_it(tmp_path: Path) -> None:
+    options = MethodOptions(settings=Settings(device="cpu"))
+    cells, _ = run.plan(
+        DENOISE, Path(str(DATA)), options, sets=["Set12"], levels=[25], wanted=["BM3D"]
+    )
+    (mean,) = report.means(run.run(cells, tmp_path))
+    assert mean.complete and abs(mean.psnr - 29.97) < 0.15
+
+
+@needs_images
+@pytest.mark.slow
+def test_bicubic_on_set5_is_where_everyone_has_it(tmp_path: Path) -> None:
+    cells, _ = run.plan(SR, Path(str(DATA)), MethodOptions(), sets=["Set5"], wanted=["bicubic"])
+    found = report.means(run.run(cells, tmp_path))
+    assert [mean.psnr for mean in found] == pytest.approx([33.66, 30.39, 28.42], abs=0.02)
+    assert [mean.ssim for mean in found] == pytest.approx([0.9299, 0.8682, 0.8104], abs=0.001)
