@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data/MANIFEST.json),)
 export NLRN_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test browser test-gpu lint bench-cpu bench-classic bench-gpu clean
+.PHONY: demo test check browser test-gpu lint bench-cpu bench-classic bench-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -17,8 +17,13 @@ demo: $(STAMP)
 test: lint browser
 	$(BIN)/python -m pytest
 
-test-gpu: $(STAMP)
-	$(BIN)/python -m pytest -m gpu
+# A minute and a half: everything but the slow tests.
+check: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+# On a machine that has its own packages nothing is installed: make test-gpu PYTHON_GPU=python3
+test-gpu: $(if $(PYTHON_GPU),,$(STAMP))
+	PYTHONPATH="$(CURDIR)/src" $(or $(PYTHON_GPU),$(BIN)/python) -m pytest -m gpu
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -45,7 +50,7 @@ bench-classic: $(STAMP)
 	GOMP_SPINCOUNT=20000 $(BIN)/python benchmarks/classic.py
 
 bench-gpu: $(STAMP)
-	$(BIN)/python benchmarks/gpu.py --data "$(NLRN_DATA)"
+	$(BIN)/python benchmarks/gpu/run.py --data "$(NLRN_DATA)"
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

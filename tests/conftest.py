@@ -1,12 +1,20 @@
 """What holds for all tests, and what several of them share."""
 
+from __future__ import annotations
+
 import hashlib
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from PIL import Image
+
+if TYPE_CHECKING:
+    from web_server import Server
 
 # Threads of GNU OpenMP wait for each other by spinning. The operations of the tests are small, and
 # as soon as another program wants the cores they take ten times as long. To be said before torch.
@@ -44,3 +52,47 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("model") / "m.safetensors"
     random_network(SMALL).save_pretrained(path)
     return str(path)
+
+
+@pytest.fixture(scope="module")
+def web_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of small networks: tiny and slow, which denoise, and large, which enlarges."""
+    from web_server import save_models
+
+    return save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def server(web_models: Path) -> Iterator[Server]:
+    """The web server with small limits; beside the package's models it has tiny."""
+    from web_server import Options, Server
+
+    own = (web_models / "tiny.safetensors",)
+    with Server(Options(device="cpu", models=own, max_bytes=2**20, max_pixels=10**6)) as running:
+        yield running
+
+
+@pytest.fixture
+def photo(server: Server, tmp_path: Path) -> str:
+    """Id of a small image on the web server, sent anew: it keeps a few only."""
+    from web_server import noisy_image
+
+    return server.upload(noisy_image(), "photo.png", tmp_path)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Makes every `Denoiser` wait for this event, with signs of progress."""
+    from nlrn.restoration import Denoiser, Restored
+
+    go_on = threading.Event()
+
+    def restore(self: Denoiser, image: Any, *_: Any, progress: Any, **__: Any) -> Restored:
+        for i in range(600):
+            progress(i % 10 + 1, 12)
+            if go_on.wait(0.05):
+                break
+        return Restored(image, {})
+
+    monkeypatch.setattr(Denoiser, "restore", restore)
+    return go_on

@@ -166,6 +166,7 @@ app(sys.argv[2:], standalone_mode=False)
 """
 
 
+@pytest.mark.slow
 @needs_images
 def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     """SIGKILL in the middle; the JSON is that of a run that nobody stopped, but for its times."""

@@ -81,6 +81,7 @@ def test_a_weight_that_has_seen_the_test_set_is_refused(tmp_path: Path) -> None:
     methods.check_no_leakage(str(file), "Set12")
 
 
+@pytest.mark.slow
 def test_baselines_compute_what_they_say() -> None:
     generator = np.random.default_rng(1)
     small = generator.random((9, 7))

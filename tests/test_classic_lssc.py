@@ -148,6 +148,7 @@ def test_unitary_case_is_the_appendix(photograph: Array) -> None:
     np.testing.assert_array_equal(same, found)
 
 
+@pytest.mark.slow
 def test_gain_on_a_photograph(photograph: Array) -> None:
     """Measured: 8.53 dB, with the cosine transform 8.20."""
     noisy = add_noise(photograph, 25, 0, "astronaut")

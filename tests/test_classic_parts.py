@@ -114,6 +114,7 @@ def test_non_local_means_agrees_with_scikit_image(photograph: np.ndarray) -> Non
     assert abs(psnr(ours, photograph) - psnr(theirs, photograph)) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [15, 25, 50])
 def test_bm3d_is_as_good_as_the_package(sigma: int, photograph: np.ndarray) -> None:
     import bm3d
@@ -165,6 +166,7 @@ def test_eigenvectors_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(vectors.mT @ vectors, torch.eye(5).to(vectors).expand(70, -1, -1))
 
 
+@pytest.mark.slow
 def test_wnnm_is_better_than_bm3d(photograph: np.ndarray) -> None:
     noisy = add_noise(photograph, 25, 0, "astronaut")
     gained = psnr(denoise_wnnm(noisy, 25), photograph) - psnr(denoise_bm3d(noisy, 25), photograph)

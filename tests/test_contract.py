@@ -167,7 +167,7 @@ def denoiser(request: pytest.FixtureRequest) -> Denoiser | ClassicDenoiser:
 
 
 @pytest.mark.filterwarnings("ignore:noise of sigma")
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_denoisers_keep_shape_dtype_and_device(
     denoiser: Denoiser | ClassicDenoiser, channels: int
 ) -> None:

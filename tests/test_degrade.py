@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -132,6 +134,7 @@ def test_small_images_in_exact_arithmetic(shape, scale):
     assert_exact(extreme, scale)
 
 
+@pytest.mark.slow
 @given(
     st.tuples(st.integers(1, 11), st.integers(1, 11)), st.sampled_from(FACTORS), st.integers(0, 99)
 )

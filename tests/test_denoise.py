@@ -265,6 +265,7 @@ def test_without_memory_for_a_tile_a_classic_method_is_refused(
         nlrn.denoise(noisy((50, 60), "uint8"), 25, method="wnnm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["nlm", "bm3d"])
 @pytest.mark.parametrize("colour", [(), (3,)], ids=["gray", "colour"])
 def test_classic_methods_work_in_tiles_where_memory_is_short(

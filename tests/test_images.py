@@ -10,6 +10,8 @@ import numpy as np
 import PIL.Image
 import pytest
 import tifffile
+
+pytest.importorskip("hypothesis")
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp

@@ -73,6 +73,7 @@ def test_the_exact_halo_is_the_smallest() -> None:
         assert (difference > 0) == changes, (distance, difference)
 
 
+@pytest.mark.slow
 def test_default_tiles_leave_no_seam() -> None:
     image = picture(1, 1, 150, 170)
     config = dataclasses.replace(SMALL, window=45)  # the halo is then no longer exact
@@ -198,6 +199,7 @@ def test_copies_of_files_are_free_memory_in_a_container(
     assert min(hardware._container_limits()) == 2**62
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
 def test_a_limit_of_the_process_is_respected() -> None:
     """`ulimit -v`, in a process of its own."""

@@ -162,6 +162,7 @@ def test_tracing_leaves_nothing_behind(window: int) -> None:
     torch.testing.assert_close(block(x), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # its own
 def test_one_graph_for_the_compiler() -> None:
     block = NonLocalBlock2d(4, embed=3, window=7)

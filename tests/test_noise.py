@@ -170,6 +170,7 @@ def photographs(request: pytest.FixtureRequest) -> list[np.ndarray]:
     return [np.asarray(Image.open(path), np.float64) / 255 for path in paths]
 
 
+@pytest.mark.slow
 @needs_data
 @pytest.mark.parametrize("sigma", LEVELS)
 def test_mean_error_on_photographs(photographs, sigma):
@@ -177,6 +178,7 @@ def test_mean_error_on_photographs(photographs, sigma):
     assert mean_relative_error(photographs[:: 2 if half else 1], sigma) < 0.1
 
 
+@pytest.mark.slow
 @needs_data
 @pytest.mark.parametrize("sigma", [5, 25, 75])
 def test_mean_error_on_eight_bit_photographs(photographs, sigma):

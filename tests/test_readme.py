@@ -19,6 +19,7 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", BLOCKS)
 def test_python_examples_run(code: str) -> None:
     torch.manual_seed(0)
@@ -51,6 +52,7 @@ def test_commands_name_files_and_options_that_exist() -> None:
             assert option in result.output, f"nlrn {command} has no {option}"
 
 
+@pytest.mark.slow
 def test_demo_writes_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import runpy
 
@@ -61,6 +63,7 @@ def test_demo_writes_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert restored > noisy + 9
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_the_classic_methods_runs(capsys: pytest.CaptureFixture[str]) -> None:
     import runpy
 
@@ -72,6 +75,7 @@ def test_the_benchmark_of_the_classic_methods_runs(capsys: pytest.CaptureFixture
     assert "peak memory bm3d" in shown
 
 
+@pytest.mark.slow
 def test_the_cpu_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
     import runpy
 

@@ -231,6 +231,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(
         metrics = pop_metrics(self)
         return metrics._replace(loss=math.nan) if self.done > 6 else metrics
 
+    monkeypatch.setattr("nlrn.training.loop.MOST", 0)  # no way back
     monkeypatch.setattr(Step, "pop_metrics", spoil)
     with pytest.raises(TrainingError, match=r"loss is nan at step 8.*last good checkpoint is kept"):
         training.run(config, data_root=root, out=tmp_path / "out")

@@ -138,7 +138,7 @@ def test_a_folder_is_found_beside_the_config(
         path.write_text(text.replace("[data]", f"[data]\ntrain = '{name}'"))
         data = configuration.load(path).data
         assert Path(data.train[0]).samefile(next(tmp_path.rglob(name)))
-        assert data.is_own and data.validation == "" and data.training_sets == ("own images",)
+        assert data.is_own and data.validation == ""
 
 
 def test_the_tiny_config_fits_the_tutorial() -> None:

@@ -81,6 +81,7 @@ def test_a_network_for_all_levels_is_trained_validated_and_described(
     assert network(network.input_for(image, 0.1)).shape == image.shape
 
 
+@pytest.mark.slow
 def test_a_run_with_levels_and_skipped_steps_resumes_to_the_same_bits(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -270,6 +270,7 @@ def test_a_step_far_above_the_median_changes_nothing(method: str) -> None:
     assert step.pop_metrics().skipped == 1 and learning.grad_norms[-1].isfinite()
 
 
+@pytest.mark.slow
 def test_gradients_that_stay_large_are_accepted_after_a_while() -> None:
     _, step = make_step(Stage(steps=1, freeze_norm=True), skip_above=10)
     for seed in range(100):

@@ -1,125 +1,48 @@
-"""The web page in a real browser: Debian's chromium, driven by playwright."""
+"""The web page in a real browser: what a user sees and does."""
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command_line import nlrn
-from playwright.sync_api import Browser, Error, Page, Route, expect, sync_playwright
+
+pytest.importorskip("playwright")
+from playwright.sync_api import Browser, Error, Page, expect
+from web_browser import CHROMIUM, color_at, launched, noisy, opened, send, served
+from web_server import SMALL
 
 from nlrn import images
-from nlrn.models.nlrn import CONFIGS, random_network
 
-SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=4, channels=8, embed=4)
-SLOW = dataclasses.replace(SMALL, steps=40)
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
-expect.set_options(timeout=20_000)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium"),
+]
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    random_network(SMALL).save_pretrained(folder / "tiny.safetensors")
-    random_network(SLOW).save_pretrained(folder / "slow.safetensors")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def address(models: Path) -> Iterator[str]:
-    """Where `nlrn web` says that it is."""
-    own = [option for file in ("tiny", "slow") for option in ("--model", f"{file}.safetensors")]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "nlrn", "web", "--port", "0", "--no-browser", *own],
-        cwd=models,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"GOMP_SPINCOUNT": "0"},
-    )
-    assert server.stdout is not None
-    found = re.search(r"http://\S+", server.stdout.readline())
-    assert found, server.communicate()
-    yield found.group()
-    server.terminate()
-    _, said = server.communicate(timeout=30)
-    assert not said, said
+def address(web_models: Path) -> Iterator[str]:
+    with served(web_models) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        # In a container the browser's own sandbox cannot be had.
-        try:
-            running = playwright.chromium.launch(
-                executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
-            )
-        except Error as error:  # Ubuntu's is a stub that asks for a snap, which a container has not
-            pytest.skip(f"{CHROMIUM} does not start: {str(error).splitlines()[0]}")
+    with launched() as running:
         yield running
-        running.close()
 
 
 @pytest.fixture
 def page(browser: Browser, address: str) -> Iterator[Page]:
-    """The page, ready; it has asked nobody else, and the console has no errors."""
-    context = browser.new_context(viewport={"width": 1366, "height": 820}, accept_downloads=True)
-    complaints: list[str] = []
-
-    def pass_or_note(route: Route) -> None:
-        url = route.request.url
-        if not url.startswith((address, "blob:", "data:")):
-            complaints.append(f"asked for {url}")
-            route.abort()
-        else:
-            route.continue_()
-
-    context.route("**/*", pass_or_note)
-    opened = context.new_page()
-    opened.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
-    opened.on("pageerror", lambda error: complaints.append(str(error)))
-    opened.goto(address)
-    expect(opened.locator("html[data-ready]")).to_have_count(1)
-    yield opened
-    context.close()
-    # A refused request is written to the console by the browser itself.
-    assert not [c for c in complaints if "server responded with a status of 4" not in c]
-
-
-def noisy(path: Path, shape: tuple[int, ...] = (60, 80, 3)) -> Path:
-    values = np.random.default_rng(0).uniform(0.2, 0.8, shape)
-    images.write(path, images.Image(images.from_float(values, np.uint8)))
-    return path
-
-
-def send(page: Page, path: Path) -> None:
-    page.locator("#file").set_input_files(path)
-    expect(page.locator("#name")).to_have_text(path.name)
-    expect(page.locator("#bench")).to_be_visible()
-
-
-def colour_at(page: Page, share: float) -> list[int]:
-    """RGB of the canvas, at half of its height and a share of its width."""
-    return page.locator("#view").evaluate(
-        """(canvas, share) => [...canvas.getContext("2d").getImageData(
-            Math.round(share * canvas.width), Math.round(canvas.height / 4), 1, 1).data].slice(0, 3)
-        """,
-        share,
-    )
+    with opened(browser, address) as page:
+        yield page
 
 
 def test_a_picture_goes_up_and_the_result_is_that_of_the_command(
-    page: Page, models: Path, tmp_path: Path
+    page: Page, web_models: Path, tmp_path: Path
 ) -> None:
     path = noisy(tmp_path / "holiday.png")
     send(page, path)
@@ -131,7 +54,7 @@ def test_a_picture_goes_up_and_the_result_is_that_of_the_command(
     with page.expect_download() as download:
         page.get_by_role("link", name="Download PNG").click()
     assert download.value.suggested_filename == "holiday_denoised.png"
-    command = nlrn("denoise", path, "--model", models / "tiny.safetensors")
+    command = nlrn("denoise", path, "--model", web_models / "tiny.safetensors")
     assert command.exit_code == 0, command.output
     expected = (tmp_path / "holiday_denoised.png").read_bytes()
     assert Path(download.value.path()).read_bytes() == expected
@@ -190,15 +113,15 @@ def test_the_divider_goes_from_before_to_after(page: Page, tmp_path: Path) -> No
     expect(page.locator("#splitter")).to_be_visible()
     split = page.locator("#split")
     expect(split).to_have_value("500")
-    assert colour_at(page, 0.25) == [200] * 3 and colour_at(page, 0.75) == [50] * 3
+    assert color_at(page, 0.25) == [200] * 3 and color_at(page, 0.75) == [50] * 3
     split.focus()
     page.keyboard.press("Home")
     expect(split).to_have_value("0")
     page.wait_for_timeout(100)
-    assert colour_at(page, 0.25) == [50] * 3
+    assert color_at(page, 0.25) == [50] * 3
     page.keyboard.press("End")
     page.wait_for_timeout(100)
-    assert colour_at(page, 0.75) == [200] * 3
+    assert color_at(page, 0.75) == [200] * 3
     box = page.locator("#view").bounding_box()
     assert box is not None
     y, right = box["y"] + box["height"] / 2, box["x"] + box["width"] / 2

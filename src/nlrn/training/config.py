@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nlrn import models
-from nlrn.datasets import TRAINING_SETS, VALIDATION_SETS, own
+from nlrn.datasets import TRAINING_SETS, VALIDATION_SETS
 from nlrn.models import Network
 from nlrn.ops import BORDERS
 from nlrn.training import parsing
@@ -112,11 +112,6 @@ class Data:
         """Whether `train` is a folder with images of one's own."""
         is_set = self.train[0] in TRAINING_SETS
         return len(self.train) == 1 and not is_set and Path(self.train[0]).is_dir()
-
-    @property
-    def training_sets(self) -> tuple[str, ...]:
-        """What a model was trained on, by name."""
-        return (own.NAME,) if self.is_own else self.train
 
 
 @dataclass(frozen=True)

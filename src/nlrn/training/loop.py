@@ -23,6 +23,7 @@ from nlrn.training.config import Config, Stage
 from nlrn.training.files import RunFiles
 from nlrn.training.parsing import TrainingError
 from nlrn.training.report import Report
+from nlrn.training.rollback import MOST, Rollback
 from nlrn.training.schedule import Progress, ema_alpha, fraction_done, learning_rate
 from nlrn.training.state import TrainState
 from nlrn.training.step import WARM_STEPS, Step
@@ -143,7 +144,7 @@ def _train_stage(task: _Task, stage: Stage, progress: Progress, clock: Clock) ->
     config, runtime = task.config, task.config.runtime
     state.enter_stage(task.state, stage, is_new=progress.stage_step == 0)
     task.report.log(_stage_line(progress, stage))
-    step = Step(task.state, config, stage, task.fabric)
+    step, rollback = Step(task.state, config, stage, task.fabric), Rollback(task.state)
     share = _share(stage.batch, task.fabric)
     clock.start_stage()
     since_tick = 0
@@ -164,8 +165,11 @@ def _train_stage(task: _Task, stage: Stage, progress: Progress, clock: Clock) ->
 
         # Only here the host waits for the device.
         metrics = step.pop_metrics()
-        if not math.isfinite(metrics.loss):
-            raise TrainingError(_diverged(progress.step, metrics.loss, task.folder))
+        if rollback.is_needed(metrics.loss):
+            if progress.rollbacks == MOST or not rollback.back():
+                raise TrainingError(_diverged(progress.step, metrics.loss, task.folder))
+            progress.rollbacks += 1
+            task.report.log(f"step {progress.step}: loss {metrics.loss:.3g}, back to a good state")
         seconds = clock.tick(progress)
         values = {
             "step": progress.step,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from nlrn.training.config import Stage
 
+RATE_FACTOR = 0.7  # on the learning rate each time a run has diverged
 HALVED_AT = (0.2, 0.4, 0.6, 0.8, 0.9)  # of the stage, as in the authors' 500,000 steps
 
 
@@ -23,6 +24,7 @@ class Progress:
         psnr: of the last validation.
         start_from: the weight it began with, empty for none.
         training_sets: image sets that the network or one it began with was trained on.
+        rollbacks: how often the stage has gone back to an earlier state.
     """
 
     step: int = 0
@@ -33,9 +35,11 @@ class Progress:
     psnr: float | None = None
     start_from: str = ""
     training_sets: list[str] = field(default_factory=list)
+    rollbacks: int = 0
 
     def next_stage(self) -> None:
         self.stage, self.stage_step, self.stage_seconds = self.stage + 1, 0, 0.0
+        self.rollbacks = 0
 
 
 def fraction_done(stage: Stage, progress: Progress) -> float:
@@ -54,6 +58,7 @@ def learning_rate(stage: Stage, progress: Progress) -> float:
         rate = stage.lr * 0.5 ** sum(done >= at for at in HALVED_AT)
     else:
         rate = stage.lr
+    rate *= RATE_FACTOR**progress.rollbacks
     return rate * min(1.0, (progress.stage_step + 1) / (stage.warmup + 1))
 
 
