@@ -25,6 +25,7 @@ from measure import (
 )
 from torch import Tensor
 
+from nlrn.images import Image
 from nlrn.inference import overlap as protocol
 from nlrn.inference.engine import Engine
 from nlrn.inference.settings import DTYPES, Settings
@@ -32,6 +33,7 @@ from nlrn.models import nlrn_inference
 from nlrn.models.nlrn import random_network
 from nlrn.models.nlrn_inference import NLRNInference
 from nlrn.ops import attend
+from nlrn.restoration import Denoiser
 
 Size = tuple[int, int]
 
@@ -239,13 +241,21 @@ def parts(setup: Setup, report: Report, network: NLRNInference) -> None:
 # --- Whole calls ----------------------------------------------------------------------------------
 
 
+def calls(setup: Setup, report: Report, _: str | None) -> None:
+    """The network alone, and what a program waits for from host memory to host memory."""
+    network = random_network(setup.model).for_inference(setup.dtype, setup.device)
+    report.attempt("ours", ours, setup, report, network, setup.main, "main")
+    report.attempt("whole call", whole_call, setup, report)
+
+
 def whole_call(setup: Setup, report: Report) -> None:
     model, image = random_network(setup.model), torch.rand(1, 1, *setup.main)
-
-    def call() -> Any:
-        return Engine(model, settings(setup, tile=0))(image)
-
-    row(setup, report, setup.main, "ours, Engine host to host", wall_milliseconds(call))
+    engine = Engine(model, settings(setup))
+    took = wall_milliseconds(lambda: engine(image))
+    row(setup, report, setup.main, "ours, Engine host to host", took, role="engine")
+    denoiser, pixels = Denoiser(model, settings=settings(setup)), Image(image[0, 0].numpy())
+    took = wall_milliseconds(lambda: denoiser.restore(pixels, 25))
+    row(setup, report, setup.main, "ours, Denoiser host to host", took, role="denoiser")
 
 
 def settings(setup: Setup, tile: int | None = None, memory: int | None = None) -> Settings:

@@ -1,7 +1,7 @@
 """What one GPU does with the network: parity, training step, inference, convergence; and the bars.
 
-    python benchmarks/gpu/run.py --data ROOT [--sections parity,inference,train,convergence,profile]
-        [--limit 420] [--json FILE]
+    python benchmarks/gpu/run.py --data ROOT [--limit 420] [--json FILE]
+        [--sections calls,parity,inference,train,convergence,profile]
 
 Every section runs in a process of its own within its share of the time, so that nothing that fails
 takes the rest along. One table comes last; all numbers are in the JSON file, `$OUT/gpu.json` where
@@ -22,7 +22,14 @@ from pathlib import Path
 from typing import Any
 
 # Seconds that a section may take, in the order in which they run.
-SECONDS = {"parity": 130, "inference": 110, "train": 130, "convergence": 110, "profile": 45}
+SECONDS = {
+    "calls": 40,
+    "parity": 130,
+    "inference": 110,
+    "train": 130,
+    "convergence": 110,
+    "profile": 45,
+}
 DEFAULT = "parity,inference,train,convergence"
 
 
@@ -109,6 +116,7 @@ def run_section(options: argparse.Namespace) -> None:
     import train
 
     section = {
+        "calls": infer.calls,
         "parity": parity.parity,
         "inference": infer.infer,
         "train": train.train,
@@ -200,6 +208,9 @@ def bars(sections: dict[str, Any]) -> list[dict[str, Any]]:
     bar("loss curves, means over 50 steps", curves[0] if curves else None, 0.02,
         "relative difference at most")  # fmt: skip
 
+    for door in ("engine", "denoiser"):
+        who = f"ours, {door.capitalize()} host to host"
+        bar(f"{door}, 512x512 host to host", find("inference", who, door), 24.0, "ms")
     main = find("inference", "ours", "main")
     bar("inference 512x512", main, 20.0, "ms")
     rate = find("inference", "ours", "main", "tflops")
