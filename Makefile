@@ -50,7 +50,7 @@ bench-classic: $(STAMP)
 	GOMP_SPINCOUNT=20000 $(BIN)/python benchmarks/classic.py
 
 bench-gpu: $(STAMP)
-	$(BIN)/python benchmarks/gpu.py --data "$(NLRN_DATA)"
+	$(BIN)/python benchmarks/gpu/run.py --data "$(NLRN_DATA)"
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -96,3 +96,22 @@ def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     monkeypatch.setattr(Denoiser, "restore", restore)
     return go_on
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Networks this small only lose time to threads, and bits must not depend on their number."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data root with a few small images in the folders of BSDS500."""
+    from training_runs import make_root
+
+    return make_root(tmp_path_factory.mktemp("data"))

@@ -17,6 +17,7 @@ from nlrn import images
 from nlrn.classic import denoise_bm3d, denoise_lssc, denoise_nlm, denoise_wnnm, spectral
 from nlrn.cli import app
 from nlrn.degrade import add_noise
+from nlrn.restoration import ClassicDenoiser, Restored
 
 METHODS = [denoise_nlm, denoise_bm3d, denoise_wnnm, denoise_lssc]
 QUICK: dict[Any, dict[str, Any]] = {
@@ -140,19 +141,17 @@ def test_the_command_checks_the_level_before_any_file(tmp_path: Path) -> None:
 def test_a_method_that_fails_on_one_file_goes_on_with_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nlrn.restoration import denoise as tasks
-
     for name in "ab":
         images.write(tmp_path / f"{name}.png", images.Image(page()))
-    usual, calls = tasks.denoise_classic, []
+    usual, calls = ClassicDenoiser.restore, []
 
-    def failing_first(*arguments: Any) -> images.Image:
+    def failing_first(*arguments: Any, **options: Any) -> Restored:
         calls.append(1)
         if len(calls) == 1:
             raise RuntimeError("eigh: failed\nto converge")
-        return usual(*arguments)
+        return usual(*arguments, **options)
 
-    monkeypatch.setattr(tasks, "denoise_classic", failing_first)
+    monkeypatch.setattr(ClassicDenoiser, "restore", failing_first)
     found = CliRunner().invoke(app, ["denoise", str(tmp_path), "--sigma", "25", "--method", "nlm"])
     assert found.exit_code == 1
     assert "a.png: eigh: failed to converge" in found.stderr
@@ -162,9 +161,9 @@ def test_a_method_that_fails_on_one_file_goes_on_with_the_others(
 def test_slow_methods_say_how_long_they_will_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nlrn.cli.files.WORTH_MEASURING", 1000)
-    monkeypatch.setattr("nlrn.cli.files.LONG", 0.0)
-    monkeypatch.setattr("nlrn.cli.files.SAMPLE", 12)
+    monkeypatch.setattr("nlrn.restoration.classic.WORTH_MEASURING", 1000)
+    monkeypatch.setattr("nlrn.cli.display.LONG", 0.0)
+    monkeypatch.setattr("nlrn.restoration.classic.SAMPLE", 12)
     images.write(tmp_path / "a.png", images.Image(page()))
     arguments = ["denoise", str(tmp_path / "a.png"), "--sigma", "25", "--method"]
     assert "52 x 40 pixels will take about" in CliRunner().invoke(app, [*arguments, "lssc"]).stderr

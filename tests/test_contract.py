@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,16 +24,16 @@ from nlrn.restoration.classic import METHODS
 from nlrn.weights import ModelCard
 
 CPU = torch.device("cpu")
-TINY = {"steps": 2, "channels": 8, "embed": 4, "window": 5}
+TINY = NLRNConfig(steps=2, channels=8, embed=4, window=5)
 # A small network of each architecture, in the variants that change its input.
 SMALL: dict[str, Callable[[], Network]] = {
-    "nlrn": lambda: random_network(NLRNConfig(**TINY)),
-    "nlrn-rgb": lambda: random_network(NLRNConfig(**TINY, in_channels=3, out_channels=3)),
-    "nlrn-map": lambda: random_network(NLRNConfig(**TINY, noise_map=True)),
+    "nlrn": lambda: random_network(TINY),
+    "nlrn-rgb": lambda: random_network(replace(TINY, in_channels=3, out_channels=3)),
+    "nlrn-map": lambda: random_network(replace(TINY, noise_map=True)),
     "nlrn-grid": lambda: random_network(
-        NLRNConfig(**TINY, in_channels=3, out_channels=3, unshuffle=2, noise_map=True)
+        replace(TINY, in_channels=3, out_channels=3, unshuffle=2, noise_map=True)
     ),
-    "nlrn-grid-4": lambda: random_network(NLRNConfig(**TINY, unshuffle=4)),
+    "nlrn-grid-4": lambda: random_network(replace(TINY, unshuffle=4)),
 }
 SIZES = [(1, 1), (7, 10), (24, 13)]
 
@@ -139,7 +141,7 @@ def test_the_halo_is_how_far_a_network_looks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_networks_are_saved_with_their_cards(name: str, tmp_path) -> None:
+def test_networks_are_saved_with_their_cards(name: str, tmp_path: Path) -> None:
     network, path = SMALL[name](), tmp_path / "n.safetensors"
     card = ModelCard(
         "n", network.architecture, "denoise", network.in_channels, sigma_range=(0.0, 75.0)
@@ -205,7 +207,8 @@ def test_denoisers_do_the_same_to_images(denoiser: Denoiser | ClassicDenoiser) -
     pixels = random_images(10, 13, 3).numpy()
     alpha = random_images(10, 13, seed=1).numpy()
     restored = denoiser.restore(Image(pixels, alpha), 25.5)
-    assert restored.facts["sigma"] == 25.5 and np.array_equal(restored.image.alpha, alpha)
+    assert restored.facts["sigma"] == 25.5
+    assert restored.image.alpha is not None and np.array_equal(restored.image.alpha, alpha)
     x = torch.from_numpy(pixels).permute(2, 0, 1)[None]
     expected = denoiser(x, 0.1)[0].permute(1, 2, 0)
     np.testing.assert_allclose(restored.image.pixels, expected, atol=1e-5)

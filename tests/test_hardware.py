@@ -1,10 +1,15 @@
-"""Devices by name."""
+"""Devices by name, and memory that is free."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from nlrn import hardware
 from nlrn.hardware import choose_device
 
 
@@ -28,3 +33,42 @@ def test_a_device_that_is_missing_is_one_short_line() -> None:
 def test_no_device_at_all(name: str) -> None:
     with pytest.raises(ValueError, match=f"device must be auto, cpu, .* got {name!r}"):
         choose_device(name)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_copies_of_files_are_free_memory_in_a_container(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, used = ("memory.max", "memory.current")
+    folder, stat = tmp_path, "inactive_file 700\nactive_file 50\n"
+    if version == 1:
+        limit, used = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        folder, stat = tmp_path / "memory", "inactive_file 1\ntotal_inactive_file 700\n"
+        folder.mkdir()
+    for name, text in ((limit, "1000\n"), (used, "900\n"), ("memory.stat", stat)):
+        (folder / name).write_text(text)
+    monkeypatch.setattr(hardware, "CONTROL_GROUPS", tmp_path)
+    assert min(hardware._container_limits()) == 800
+    (folder / limit).write_text("max\n")
+    assert min(hardware._container_limits()) == 2**62
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+def test_a_limit_of_the_process_is_respected() -> None:
+    """`ulimit -v`, in a process of its own."""
+    script = """
+import resource, torch
+from nlrn.hardware import free_memory
+cpu, limit = torch.device("cpu"), 6 * 2**30
+before = free_memory(cpu)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+left = free_memory(cpu)
+held = torch.ones(2**26)  # 1/4 GiB
+print(before, limit, left, free_memory(cpu))
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr[-2000:]
+    before, limit, left, later = map(int, found.stdout.split())
+    assert 0 < left < min(before, limit)
+    assert before < limit or 0.2 * 2**30 < left - later < 0.5 * 2**30

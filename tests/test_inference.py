@@ -4,49 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from small_networks import SMALL, picture, restore, restore_patches, strong_network
 from torch import Tensor
 
-from nlrn import hardware
-from nlrn.inference import Engine, Settings, engine, overlap, tiles
+from nlrn.inference import Engine, Settings, engine, tiles
 from nlrn.inference.tiles import plan
 from nlrn.models.nlrn import CONFIGS, NLRN, NLRNConfig, random_network
 from nlrn.models.nlrn_inference import NLRNInference
 from nlrn.ops import attend
-from nlrn.progress import Progress
 
-SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=3, channels=8, embed=4)
 CPU = torch.device("cpu")
-
-
-def restore(network: NLRN, image: Tensor, progress: Progress | None = None, **how: Any) -> Tensor:
-    return Engine(network, Settings(**how))(image, progress)
-
-
-def restore_patches(
-    network: NLRN, image: Tensor, views: int = 1, device: str = "auto", **how: Any
-) -> Tensor:
-    return overlap.restore_patches(network, image, Settings(views=views, device=device), **how)
-
-
-def strong_network(config: NLRNConfig = SMALL) -> NLRN:
-    """A network whose result depends visibly on far pixels."""
-    model = random_network(config)
-    torch.nn.init.normal_(
-        model.conv_out.weight, std=0.2, generator=torch.Generator().manual_seed(0)
-    )
-    return model
-
-
-def picture(*shape: int) -> Tensor:
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("size", [(61, 83), (97, 45), (30, 131)], ids=str)
@@ -181,45 +152,6 @@ def test_memory_is_given_back_after_each_tile(monkeypatch: pytest.MonkeyPatch) -
     assert len(trims) == len(plan(model, (70, 50), 32, False, torch.float32, 0)) == 6
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_copies_of_files_are_free_memory_in_a_container(
-    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit, used = ("memory.max", "memory.current")
-    folder, stat = tmp_path, "inactive_file 700\nactive_file 50\n"
-    if version == 1:
-        limit, used = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        folder, stat = tmp_path / "memory", "inactive_file 1\ntotal_inactive_file 700\n"
-        folder.mkdir()
-    for name, text in ((limit, "1000\n"), (used, "900\n"), ("memory.stat", stat)):
-        (folder / name).write_text(text)
-    monkeypatch.setattr(hardware, "CONTROL_GROUPS", tmp_path)
-    assert min(hardware._container_limits()) == 800
-    (folder / limit).write_text("max\n")
-    assert min(hardware._container_limits()) == 2**62
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
-def test_a_limit_of_the_process_is_respected() -> None:
-    """`ulimit -v`, in a process of its own."""
-    script = """
-import resource, torch
-from nlrn.hardware import free_memory
-cpu, limit = torch.device("cpu"), 6 * 2**30
-before = free_memory(cpu)
-resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-left = free_memory(cpu)
-held = torch.ones(2**26)  # 1/4 GiB
-print(before, limit, left, free_memory(cpu))
-"""
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr[-2000:]
-    before, limit, left, later = map(int, found.stdout.split())
-    assert 0 < left < min(before, limit)
-    assert before < limit or 0.2 * 2**30 < left - later < 0.5 * 2**30
-
-
 def test_running_out_of_memory_shrinks_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     model, image = strong_network(), picture(1, 1, 90, 100)
     expected = restore(model, image)
@@ -299,80 +231,6 @@ def test_a_result_that_is_not_finite_is_computed_again_in_float32(
     with pytest.warns(UserWarning, match="computing in float32"):
         result = restore(model, image, dtype="bf16")
     torch.testing.assert_close(result, restore(model, image), rtol=0, atol=0)
-
-
-def patches_one_by_one(
-    model: NLRN, image: Tensor, patch: int, stride: int, views: int = 1
-) -> tuple[Tensor, Tensor]:
-    """The authors' protocol as plain loops: the mean, and how many patches saw each pixel."""
-    circular = random_network(dataclasses.replace(model.config, border="circular"))
-    circular.load_state_dict(model.state_dict())
-    height, width = image.shape[-2:]
-    tall, wide = min(patch, height), min(patch, width)
-    total, hits = torch.zeros_like(image), torch.zeros_like(image)
-    for top in sorted({*range(0, height - tall, stride), height - tall}):
-        for left in sorted({*range(0, width - wide, stride), width - wide}):
-            rows, columns = slice(top, top + tall), slice(left, left + wide)
-            total[..., rows, columns] += restore(
-                circular, image[..., rows, columns], tile=0, views=views
-            )
-            hits[..., rows, columns] += 1
-    return total / hits, hits
-
-
-@pytest.mark.parametrize(
-    ("size", "patch", "stride", "views"),
-    [
-        ((19, 26), 5, 3, 1),  # every pixel of a patch sees the whole patch
-        ((16, 23), 9, 7, 1),
-        ((7, 20), 9, 4, 2),  # lower than a patch
-        ((4, 3), 9, 9, 1),  # smaller than a patch
-        ((18, 13), 9, 9, 1),  # one side without overlap
-    ],
-    ids=str,
-)
-def test_patches_equal_loops(size: tuple[int, int], patch: int, stride: int, views: int) -> None:
-    model, image = strong_network(), picture(2, 1, *size)
-    expected, hits = patches_one_by_one(model, image, patch, stride, views)
-    assert hits.min() >= 1
-    for batch in (None, 3):
-        result = restore_patches(model, image, patch=patch, stride=stride, views=views, batch=batch)
-        torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
-
-
-def test_the_papers_protocol_has_68_rows_of_patches() -> None:
-    corners = overlap._corners(torch.Size((512, 256)), (45, 45), 7, torch.device("cpu"))
-    assert len(corners) == 68 * 32
-    assert corners.max(0).values.tolist() == [512 - 45, 256 - 45]
-
-
-def test_patches_of_colour_images_report_their_progress() -> None:
-    config = dataclasses.replace(SMALL, in_channels=3, out_channels=3)
-    model, image = strong_network(config), picture(1, 3, 10, 12)
-    seen: list[tuple[int, int]] = []
-    result = restore_patches(
-        model, image, patch=7, stride=5, batch=3, views=2,
-        progress=lambda done, total: seen.append((done, total)),
-    )  # fmt: skip
-    expected, _ = patches_one_by_one(model, image, 7, 5, views=2)
-    torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
-    done, totals = zip(*seen, strict=True)
-    assert set(totals) == {4 * 2 * SMALL.steps}
-    assert done[-1] == totals[-1] and list(done) == sorted(done)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"stride": 0}, r"stride must be between 1 and the patch \(45\), got 0"),
-        ({"patch": 5}, r"stride must be between 1 and the patch \(5\), got 7"),
-        ({"batch": 0}, "batch must be at least 1, got 0"),
-        ({"views": 9}, "views must be between 1 and 8, got 9"),
-    ],
-)
-def test_bad_patches_are_named(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        restore_patches(strong_network(), picture(1, 1, 8, 9), **options)
 
 
 def test_progress_counts_to_the_end() -> None:
@@ -461,12 +319,12 @@ def test_gpu_is_not_waited_for_and_can_be_recorded() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_gpu_memory_is_what_was_planned(dtype: torch.dtype) -> None:
     config, size = dataclasses.replace(CONFIGS["nlrn"], steps=3), (500, 333)
-    network = random_network(config).for_inference(dtype, "cuda")
-    image = picture(1, 1, *size).cuda()
-    network(image)
+    network = random_network(config)
+    prepared, image = network.for_inference(dtype, "cuda"), picture(1, 1, *size).cuda()
+    prepared(image)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    network(image)
+    prepared(image)
     taken = torch.cuda.max_memory_allocated() - before
     planned = network.memory(*size, dtype, torch.device("cuda"))
     assert 0.5 * planned < taken <= planned

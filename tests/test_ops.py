@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from nlrn.ops import (
     AFFINITIES,
     BORDERS,
     AttentionSpec,
+    Correlation,
     attend,
     neighborhood_attention,
     unsupported,
@@ -45,11 +48,20 @@ def make_inputs(
     return [t.requires_grad_() for t in tensors]
 
 
+def attended(
+    operands: Sequence[Tensor], spec: AttentionSpec, **options: Any
+) -> tuple[Tensor, Correlation | None]:
+    """`attend` on the first three tensors."""
+    query, key, value, *_ = operands
+    return attend(query, key, value, spec, **options)
+
+
 def run(inputs: list[Tensor], spec: AttentionSpec, backend: str) -> list[Tensor]:
     """Output, scores and the gradients of a fixed random functional of both."""
-    prior = inputs[3] if len(inputs) == 4 else None
+    query, key, value, *rest = inputs
+    prior = rest[0] if rest else None
     out, correlation = neighborhood_attention(
-        *inputs[:3], spec, prior_scores=prior, backend=backend
+        query, key, value, spec, prior_scores=prior, backend=backend
     )
     assert correlation is not None
     scores = correlation.scores()
@@ -92,14 +104,14 @@ def test_a_skip_connection_is_added_and_has_gradients(backend: str) -> None:
     factor = torch.randn(5, dtype=torch.float64, requires_grad=True)
     leaves = [*operands, x, factor]
     spec = AttentionSpec(3)
-    plain, _ = attend(*operands, spec, backend=backend)
+    plain, _ = attended(operands, spec, backend=backend)
     expected = plain + x * factor.view(1, -1, 1, 1)
-    out, _ = attend(*operands, spec, skip=(x, factor), backend=backend)
+    out, _ = attended(operands, spec, skip=(x, factor), backend=backend)
     torch.testing.assert_close(out, expected)
     wanted = torch.autograd.grad(expected.square().sum(), leaves)
     torch.testing.assert_close(torch.autograd.grad(out.square().sum(), leaves), wanted)
     with pytest.raises(ValueError, match=r"features like value and factors \[C\], got"):
-        attend(*operands, spec, skip=(x, factor[:1]), backend=backend)
+        attended(operands, spec, skip=(x, factor[:1]), backend=backend)
 
 
 @pytest.mark.slow
@@ -110,8 +122,8 @@ def test_many_blocks_and_a_small_workspace_change_nothing(affinity: str, border:
     inputs, spec = make_inputs(shape, with_prior=True), AttentionSpec(9, affinity, border, 1.7)
     expected = run(inputs, spec, "reference")
     for workspace in (1, 40_000, 2**30):
-        out, correlation = attend(
-            *inputs[:3], spec, prior_scores=inputs[3], backend="blocked", workspace=workspace
+        out, correlation = attended(
+            inputs, spec, prior_scores=inputs[3], backend="blocked", workspace=workspace
         )
         assert correlation is not None
         torch.testing.assert_close(out, expected[0], rtol=0, atol=1e-10)
@@ -128,8 +140,8 @@ def test_gradcheck(affinity: str, backend: str) -> None:
     inputs = make_inputs(shape, with_prior=True)
 
     def function(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-        out, correlation = neighborhood_attention(
-            *tensors[:3], AttentionSpec(3, affinity), prior_scores=tensors[3], backend=backend
+        out, correlation = attended(
+            tensors, AttentionSpec(3, affinity), prior_scores=tensors[3], backend=backend
         )
         assert correlation is not None
         return out, correlation.scores()
@@ -144,8 +156,8 @@ def test_gradients_without_kept_correlation(border: str) -> None:
         results = []
         for backend in ("reference", *FAST_BACKENDS):
             inputs = make_inputs(shape, with_prior)
-            out, correlation = neighborhood_attention(
-                *inputs[:3], AttentionSpec(5, border=border), keep_correlation=False,
+            out, correlation = attended(
+                inputs, AttentionSpec(5, border=border), keep_correlation=False,
                 prior_scores=inputs[3] if with_prior else None, backend=backend,
             )  # fmt: skip
             assert correlation is None
@@ -219,11 +231,11 @@ def test_half_precision_stays_close_and_finite(
     inputs = [t.detach() for t in make_inputs(shape, with_prior=False)]
     spec, correlation, exact = AttentionSpec(7, affinity), None, None
     for _ in range(3):
-        expected, exact = attend(*inputs, spec, prior_scores=exact, backend="blocked")
-        out, correlation = attend(
-            *(t.to(dtype) for t in inputs), spec, prior_scores=correlation, reuse_prior=True,
-            backend=backend,
-        )  # fmt: skip
+        expected, exact = attended(inputs, spec, prior_scores=exact, backend="blocked")
+        half = [t.to(dtype) for t in inputs]
+        out, correlation = attended(
+            half, spec, prior_scores=correlation, reuse_prior=True, backend=backend
+        )
     assert correlation is not None and out.dtype == dtype
     assert out.isfinite().all() and correlation.scores().isfinite().all()
     error = (out.double() - expected).norm() / expected.norm()
@@ -232,13 +244,13 @@ def test_half_precision_stays_close_and_finite(
 
 def test_reusing_the_prior_takes_its_storage_and_says_so() -> None:
     operands, spec = [torch.randn(1, 4, 9, 10) for _ in range(3)], AttentionSpec(5)
-    _, first = attend(*operands, spec)
+    _, first = attended(operands, spec)
     assert first is not None
     before = first.scores()
-    kept, _ = attend(*operands, spec, prior_scores=first)
+    kept, _ = attended(operands, spec, prior_scores=first)
     torch.testing.assert_close(first.scores(), before, rtol=0, atol=0)
     storage = first.blocks.data_ptr()  # type: ignore[attr-defined]
-    reused, second = attend(*operands, spec, prior_scores=first, reuse_prior=True)
+    reused, second = attended(operands, spec, prior_scores=first, reuse_prior=True)
     assert second.blocks.data_ptr() == storage  # type: ignore[union-attr]
     torch.testing.assert_close(reused, kept, rtol=0, atol=0)
     with pytest.raises(ValueError, match="used up"):
@@ -250,10 +262,10 @@ def test_inference_mode_before_training_leaves_no_trace(backend: str) -> None:
     """What the backend caches must not be tensors that refuse gradients."""
     inputs = [torch.randn(1, 3, 6, 17) for _ in range(3)]
     with torch.inference_mode():
-        _, correlation = neighborhood_attention(*inputs, 13, backend=backend)
+        _, correlation = attended(inputs, AttentionSpec(13), backend=backend)
         correlation.scores()  # type: ignore[union-attr]
     inputs = [t.requires_grad_() for t in inputs]
-    out, correlation = neighborhood_attention(*inputs, 13, backend=backend)
+    out, correlation = attended(inputs, AttentionSpec(13), backend=backend)
     assert correlation is not None
     (out.sum() + correlation.scores().sum()).backward()
     assert inputs[0].grad is not None
@@ -265,9 +277,9 @@ def test_a_correlation_may_go_to_another_affinity(first: str) -> None:
     inputs = [t.detach() for t in make_inputs((2, 3, 4, 9, 11, 5), with_prior=False)]
     results = []
     for backend in ("reference", *FAST_BACKENDS):
-        _, prior = attend(*inputs, AttentionSpec(5, first), backend=backend)
+        _, prior = attended(inputs, AttentionSpec(5, first), backend=backend)
         results.append([
-            attend(*inputs, AttentionSpec(5, a), prior_scores=prior, backend=backend)[0]
+            attended(inputs, AttentionSpec(5, a), prior_scores=prior, backend=backend)[0]
             for a in ("gaussian", "dot")
         ])  # fmt: skip
     for expected, *others in zip(*results, strict=True):
@@ -285,8 +297,8 @@ def test_a_correlation_may_go_to_another_backend(first: str, second: str, border
     )
     results = []
     for backends in ((first, second), ("reference", "reference")):
-        _, prior = attend(*inputs, spec, backend=backends[0])
-        out, last = attend(*inputs, spec, prior_scores=prior, backend=backends[1])
+        _, prior = attended(inputs, spec, backend=backends[0])
+        out, last = attended(inputs, spec, prior_scores=prior, backend=backends[1])
         assert last is not None
         grads = torch.autograd.grad(out.square().sum() + last.scores().sin().sum(), inputs)
         results.append([out, last.scores(), *grads])
@@ -297,16 +309,16 @@ def test_a_correlation_may_go_to_another_backend(first: str, second: str, border
 @pytest.mark.parametrize("backend", ["reference", *FAST_BACKENDS])
 def test_the_correlation_of_another_image_is_refused(backend: str) -> None:
     inputs = [torch.randn(1, 3, 6, 9) for _ in range(3)]
-    _, prior = attend(*(torch.randn(2, 3, 6, 9) for _ in range(3)), AttentionSpec(5))
+    _, prior = attended([torch.randn(2, 3, 6, 9) for _ in range(3)], AttentionSpec(5))
     with pytest.raises(
         ValueError, match=r"prior_scores must be \(1, 6, 9, 25\), got \(2, 6, 9, 25\)"
     ):
-        attend(*inputs, AttentionSpec(5), prior_scores=prior, backend=backend)
+        attended(inputs, AttentionSpec(5), prior_scores=prior, backend=backend)
 
 
 def penalty(inputs: list[Tensor], affinity: str, backend: str) -> tuple[Tensor, ...]:
     """A gradient penalty: the gradients of squared gradients, of a constant incoming gradient."""
-    out, _ = attend(*inputs, AttentionSpec(3, affinity), keep_correlation=False, backend=backend)
+    out, _ = attended(inputs, AttentionSpec(3, affinity), keep_correlation=False, backend=backend)
     grads = torch.autograd.grad(out, inputs, torch.ones_like(out), create_graph=True)
     loss = sum(g.square().sum() for g in grads)
     assert isinstance(loss, Tensor)
@@ -329,9 +341,9 @@ def test_second_derivatives_of_blocks_are_an_error(affinity: str) -> None:
     with pytest.raises(RuntimeError, match="the blocked backend has no second derivatives"):
         penalty(inputs, affinity, "blocked")
     # Asked for and not used, a graph of the gradients harms nobody.
-    out, _ = attend(*inputs, AttentionSpec(3, affinity), backend="blocked")
+    out, _ = attended(inputs, AttentionSpec(3, affinity), backend="blocked")
     graph = torch.autograd.grad(out.sum(), inputs, create_graph=True)
-    out, _ = attend(*inputs, AttentionSpec(3, affinity), backend="blocked")
+    out, _ = attended(inputs, AttentionSpec(3, affinity), backend="blocked")
     for actual, expected in zip(graph, torch.autograd.grad(out.sum(), inputs), strict=True):
         assert torch.equal(actual, expected)
 
@@ -346,8 +358,8 @@ def test_compiles_without_graph_breaks(affinity: str, border: str, backend: str)
 
     def network(*inputs: Tensor) -> Tensor:
         spec = AttentionSpec(5, affinity, border)
-        first, prior = attend(*inputs[:3], spec, prior_scores=inputs[3], backend=backend)
-        second, _ = attend(*inputs[:3], spec, prior_scores=prior, backend=backend)
+        first, prior = attended(inputs, spec, prior_scores=inputs[3], backend=backend)
+        second, _ = attended(inputs, spec, prior_scores=prior, backend=backend)
         return first.square().sum() + second.sin().sum()
 
     torch.compiler.reset()
@@ -409,12 +421,12 @@ def test_a_spec_that_cannot_be_is_refused(change: dict, message: str) -> None:
 
 
 def test_an_integer_is_the_window_of_a_default_spec() -> None:
-    inputs = make_inputs((1, 2, 3, 5, 7, 3), with_prior=False)
-    out, _ = neighborhood_attention(*inputs, 3)
-    assert torch.equal(out, neighborhood_attention(*inputs, AttentionSpec(3))[0])
+    query, key, value = make_inputs((1, 2, 3, 5, 7, 3), with_prior=False)
+    out, _ = neighborhood_attention(query, key, value, 3)
+    assert torch.equal(out, neighborhood_attention(query, key, value, AttentionSpec(3))[0])
     for window in (44, 4.5):
         with pytest.raises(ValueError, match=f"got {window}"):
-            neighborhood_attention(*inputs, window)  # type: ignore[arg-type]
+            neighborhood_attention(query, key, value, window)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -39,13 +39,14 @@ def test_is_what_trained_the_weights_to_the_bit(window: int, border: str, cast: 
     spec = AttentionSpec(window, border=border)
     for old in (True, False):
         leaves = [t.clone().requires_grad_() for t in inputs]
+        q1, k1, v1, q2, k2, v2 = leaves
         with torch.autocast("cpu", torch.bfloat16, enabled=cast):
             if old:
-                first, pairs = plainly(*leaves[:3], None)
-                second, _ = plainly(*leaves[3:], pairs)
+                first, pairs = plainly(q1, k1, v1, None)
+                second, _ = plainly(q2, k2, v2, pairs)
             else:
-                first, prior = attend(*leaves[:3], spec, backend="dense")
-                second, _ = attend(*leaves[3:], spec, prior_scores=prior, backend="dense")
+                first, prior = attend(q1, k1, v1, spec, backend="dense")
+                second, _ = attend(q2, k2, v2, spec, prior_scores=prior, backend="dense")
         loss = first.float().square().sum() + second.float().sin().sum()
         results.append([first, second, *torch.autograd.grad(loss, leaves)])
     for a, b in zip(*results, strict=True):

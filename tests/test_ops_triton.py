@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from nlrn.models.nlrn import CONFIGS, NLRN, NLRNConfig, random_network
-from nlrn.models.nlrn_inference import FoldedNLRN
 from nlrn.ops import AttentionSpec, Correlation, unsupported
 from nlrn.ops import attend as attend_with
 from nlrn.ops.triton import launch as triton_launch
@@ -62,8 +61,9 @@ def attend(
     reuse_prior: bool = False,
     skip: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Any]:
+    query, key, value = operands
     return attend_with(
-        *operands, case.spec, prior_scores=prior, keep_correlation=keep_correlation,
+        query, key, value, case.spec, prior_scores=prior, keep_correlation=keep_correlation,
         reuse_prior=reuse_prior, skip=skip, backend="triton",
     )  # fmt: skip
 
@@ -71,7 +71,8 @@ def attend(
 def loops(
     operands: Sequence[Tensor], case: Case, prior: Correlation | Tensor | None
 ) -> tuple[Tensor, Any]:
-    return attend_with(*operands, case.spec, prior_scores=prior, backend="reference")
+    query, key, value = operands
+    return attend_with(query, key, value, case.spec, prior_scores=prior, backend="reference")
 
 
 def random_inputs(case: Case, device: str = "cpu") -> list[Tensor]:
@@ -149,7 +150,7 @@ def assert_network(
     torch.nn.init.normal_(model.conv_out.weight, std=0.1)
     image = torch.rand(size, generator=torch.Generator().manual_seed(0))
     steps: list[int] = []
-    result = FoldedNLRN(model, dtype, device)(image.to(device), lambda: steps.append(1))
+    result = model.for_inference(dtype, device)(image.to(device), lambda: steps.append(1))
     assert len(steps) == config.steps
     with torch.no_grad():
         wanted = model.double()(image.double())

@@ -4,14 +4,13 @@ import json
 import math
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from training_runs import OFF, ON, assert_same, make_root, start, tensors_of, write_config
+from training_runs import OFF, ON, assert_same, start, tensors_of, write_config
 
 from nlrn import training
 from nlrn.models.nlrn import NLRN, NLRNConfig
@@ -22,19 +21,7 @@ from nlrn.training.report import read_metrics
 from nlrn.training.step import Step, StepMetrics
 from nlrn.weights import ModelCard
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Networks this small only lose time to threads, and bits must not depend on their number."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_root(tmp_path_factory.mktemp("data"))
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def losses_of(folder: Path) -> list[float]:

@@ -13,6 +13,8 @@ from nlrn.training import config as configuration
 from nlrn.training.config import Config
 from nlrn.training.parsing import TrainingError, seconds
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
 WEIGHTS = [path for path in CONFIGS if path.stem.startswith("denoise-gray-s")]
 EVERYDAY = ("denoise-gray", "denoise-rgb", "denoise-gray-fast", "denoise-rgb-fast")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from training_runs import OFF, ON, RUNTIME, assert_same, make_root, tensors_of
+from training_runs import OFF, ON, RUNTIME, assert_same, tensors_of
 
 from nlrn import models, training
 from nlrn.datasets import DataError
@@ -20,6 +19,8 @@ from nlrn.training.parsing import TrainingError
 from nlrn.training.report import read_metrics
 from nlrn.training.step import Step, StepMetrics
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MODEL = (
     "[model]\nsteps = 2\nchannels = 4\nembed = 2\nwindow = 5\nunshuffle = 2\nnoise_map = true\n"
     "in_channels = {channels}\nout_channels = {channels}\n"
@@ -29,20 +30,6 @@ LEVELS = (
     "crop = 24\nvalidation_images = 2\nscales = [1.0]\n{more}\n"
 )
 OPTIMIZER = "[optimizer]\nmethod = 'muon'\nloss_balance = 0.5\nskip_above = 1.05\n"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Networks this small only lose time to threads, and bits must not depend on their number."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_root(tmp_path_factory.mktemp("data"))
 
 
 def write_config(

@@ -11,6 +11,8 @@ from nlrn.training import state
 from nlrn.training.config import Config, Optimizer, Stage
 from nlrn.training.muon import Muon, orthogonal
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHAPES = [(6, 4, 3, 3), (6, 4, 3, 3), (4, 6), (6, 4, 1, 1), (9, 2), (5, 5)]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,17 +26,10 @@ from nlrn.training.report import read_metrics
 from nlrn.training.schedule import Progress, ema_alpha, learning_rate
 from nlrn.training.step import Step
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 SMALL = NLRNConfig(steps=3, channels=4, embed=2, window=5)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Networks this small only lose time to threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class OneProcess:

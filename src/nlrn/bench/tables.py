@@ -9,15 +9,18 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-DENOISING = (
-    "Gray images, Gaussian noise seeded by the image's name, neither clipped nor rounded; PSNR and "
-    "SSIM of the result rounded to 0..255, mean over the images."
-)
-SUPER_RESOLUTION = (
-    "Luminance of the image cut to a multiple of the scale, shrunk by MATLAB's bicubic imresize "
-    "without rounding; PSNR and SSIM of the result rounded to 0..255 without a border of `scale` "
-    "pixels, mean over the images."
-)
+# How the numbers of a task come about.
+_PROTOCOLS = {
+    "denoise": (
+        "Gray images, Gaussian noise seeded by the image's name, neither clipped nor rounded; PSNR "
+        "and SSIM of the result rounded to 0..255, mean over the images."
+    ),
+    "sr": (
+        "Luminance of the image cut to a multiple of the scale, shrunk by MATLAB's bicubic "
+        "imresize without rounding; PSNR and SSIM of the result rounded to 0..255 without a border "
+        "of `scale` pixels, mean over the images."
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,6 @@ class Table:
         name: as `nlrn bench run` takes it.
         title: one line for people.
         task: "denoise", where a level is sigma on the 0..255 scale, or "sr", where it is the scale.
-        protocol: how its numbers come about.
         sets: image sets.
         levels: noise levels or scales.
         methods: those that run unless others are asked for.
@@ -39,11 +41,15 @@ class Table:
     name: str
     title: str
     task: str
-    protocol: str
     sets: tuple[str, ...]
     levels: tuple[int, ...]
     methods: tuple[str, ...]
     weights: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+
+    @property
+    def protocol(self) -> str:
+        """How its numbers come about, for people."""
+        return _PROTOCOLS[self.task]
 
     def level(self, value: int) -> str:
         """A level for people."""
@@ -61,51 +67,32 @@ TABLES = {
     table.name: table
     for table in (
         Table(
-            "denoise-bsd400",
-            "Denoising, models trained on 400 images (as DnCNN)",
-            "denoise",
-            DENOISING,
-            ("Set12", "BSD68", "Urban100"),
-            (15, 25, 50),
-            (*_CLASSIC, "NLRN"),
-            {"NLRN": _BSD400, "NLRN-MV": _BSD400},
+            "denoise-bsd400", "Denoising, models trained on 400 images (as DnCNN)", "denoise",
+            sets=("Set12", "BSD68", "Urban100"), levels=(15, 25, 50),
+            methods=(*_CLASSIC, "NLRN"), weights={"NLRN": _BSD400, "NLRN-MV": _BSD400},
         ),
         Table(
-            "denoise-bsd300",
-            "Denoising, models trained on 300 images (as RED and MemNet)",
-            "denoise",
-            DENOISING,
-            ("Set14", "BSD200", "Urban100"),
-            (30, 50, 70),
-            (*_CLASSIC, "NLRN", "NLRN-MV"),
-            {"NLRN": _BSD300, "NLRN-MV": _BSD300},
+            "denoise-bsd300", "Denoising, models trained on 300 images (as RED and MemNet)",
+            "denoise", sets=("Set14", "BSD200", "Urban100"), levels=(30, 50, 70),
+            methods=(*_CLASSIC, "NLRN", "NLRN-MV"), weights={"NLRN": _BSD300, "NLRN-MV": _BSD300},
         ),
         Table(
-            "sr",
-            "Super-resolution, one model for all scales",
-            "sr",
-            SUPER_RESOLUTION,
-            ("Set5", "Set14", "BSD100", "Urban100"),
-            (2, 3, 4),
-            ("bicubic", "NLRN"),
-            {"NLRN": _SR, "NLRN-MV": _SR},
+            "sr", "Super-resolution, one model for all scales", "sr",
+            sets=("Set5", "Set14", "BSD100", "Urban100"), levels=(2, 3, 4),
+            methods=("bicubic", "NLRN"), weights={"NLRN": _SR, "NLRN-MV": _SR},
         ),
         Table(
-            "complexity",
-            "Size of the networks, and what they reach on Set12 at sigma 50",
-            "denoise",
-            DENOISING,
-            ("Set12",),
-            (50,),
-            ("NLRN-400", "NLRN-300", "NLRN-300-MV"),
-            {
+            "complexity", "Size of the networks, and what they reach on Set12 at sigma 50",
+            "denoise", sets=("Set12",), levels=(50,),
+            methods=("NLRN-400", "NLRN-300", "NLRN-300-MV"),
+            weights={
                 "NLRN-400": {50: "denoise-gray-s50"},
                 "NLRN-300": {50: "denoise-gray-s50-bsd300"},
                 "NLRN-300-MV": {50: "denoise-gray-s50-bsd300"},
             },
         ),
     )
-}
+}  # fmt: skip
 
 
 def find(name: str) -> Table:

@@ -34,12 +34,8 @@ def run_table(
     table: Annotated[
         str, typer.Argument(help="Table: denoise-bsd400, denoise-bsd300, sr or complexity.")
     ],
-    sets: Annotated[
-        str | None, typer.Option(help="Run only these sets of the table: Set12,BSD68.")
-    ] = None,
-    levels: Annotated[
-        str | None, typer.Option(help="Run only these noise levels or scales: 15,25.")
-    ] = None,
+    sets: Annotated[str | None, typer.Option(help="Run only these sets: Set12,BSD68.")] = None,
+    levels: Annotated[str | None, typer.Option(help="Run only these levels: 15,25 or x2.")] = None,
     methods: Annotated[
         str | None,
         typer.Option(help="Run these methods: NLM,BM3D,WNNM,LSSC,NLRN; a wrong one lists all."),

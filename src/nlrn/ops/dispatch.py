@@ -17,13 +17,11 @@ from nlrn.ops.triton import backend as triton
 class Backend(Protocol):
     """What a module of BACKENDS offers."""
 
-    @staticmethod
-    def unsupported(query: Tensor, spec: AttentionSpec, channels: int) -> str | None:
+    def unsupported(self, query: Tensor, spec: AttentionSpec, channels: int) -> str | None:
         """Says why the backend cannot run this call, or None when it can."""
 
-    @staticmethod
     def attend(
-        query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, request: Request
+        self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, request: Request
     ) -> tuple[Tensor, Correlation | None]:
         """The attended values [B, C, H, W] and the correlation, of arguments that were checked."""
 

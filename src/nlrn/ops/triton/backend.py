@@ -1,7 +1,7 @@
 """The operator on CUDA: fused Triton kernels, forward and backward.
 
 Scores live in device memory in the dtype of the embeddings, laid out tile by tile as
-`kernels` describes, and each state adds to them.
+`regions` describes, and each state adds to them.
 """
 
 from __future__ import annotations

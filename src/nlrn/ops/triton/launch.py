@@ -115,7 +115,7 @@ def launch_forward(
     Returns:
         The attended values [B, H, W, C] and the log-sum-exp of each line [B, lines].
     """
-    from nlrn.ops.triton import kernels
+    from nlrn.ops.triton.forward import forward_kernel
 
     batch, height, width, embed = query.shape
     channels = values.shape[-1]
@@ -143,7 +143,7 @@ def launch_forward(
             return _descriptor(plane, block, depth)
         return _box_descriptor(plane, block, depth)
 
-    kernels.forward_kernel[(plan.tiles, batch)](
+    forward_kernel[(plan.tiles, batch)](
         query,
         as_keys(keys, block_d),
         as_keys(values, block_c),
@@ -179,11 +179,11 @@ def launch_forward(
 
 def launch_delta(plan: Plan, out: Tensor, d_out: Tensor) -> Tensor:
     """Returns out . d_out of each line [B, lines]."""
-    from nlrn.ops.triton import kernels
+    from nlrn.ops.triton.backward import delta_kernel
 
     batch, height, width, channels = out.shape
     delta = out.new_empty(batch, plan.lines, dtype=torch.float32)
-    kernels.delta_kernel[(plan.tiles, batch)](
+    delta_kernel[(plan.tiles, batch)](
         out,
         d_out,
         delta,
@@ -209,7 +209,7 @@ def launch_backward_keys(
     d_next: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the scores, the wrapped keys and the wrapped values."""
-    from nlrn.ops.triton import kernels
+    from nlrn.ops.triton.backward import backward_keys_kernel
 
     batch, embed, channels = query.shape[0], query.shape[-1], values.shape[-1]
     tuning = plan.tuning
@@ -237,7 +237,7 @@ def launch_backward_keys(
     def as_lines(lines: Tensor) -> Any:
         return _descriptor(lines, queries, keys) if tma else lines
 
-    kernels.backward_keys_kernel[(blocks, batch)](
+    backward_keys_kernel[(blocks, batch)](
         _descriptor(query, queries, block_d) if tma else query,
         values,
         as_lines(scores),
@@ -269,13 +269,13 @@ def launch_backward_keys(
 
 def launch_backward_queries(plan: Plan, keys: Tensor, d_scores: Tensor) -> Tensor:
     """The gradient of the queries [B, H, W, D] from that of the scores."""
-    from nlrn.ops.triton import kernels
+    from nlrn.ops.triton.backward import backward_queries_kernel
 
     batch, _, _, embed = keys.shape
     block, warps, stages = plan.tuning.queries
     d_query = keys.new_empty(batch, plan.height, plan.width, embed)
     tma = plan.tuning.tma_scores and _has_descriptors(keys.device)
-    kernels.backward_queries_kernel[(plan.tiles, batch)](
+    backward_queries_kernel[(plan.tiles, batch)](
         keys,
         _descriptor(d_scores, plan.tuning.tile, block) if tma else d_scores,
         d_query,
@@ -294,20 +294,20 @@ def launch_backward_queries(plan: Plan, keys: Tensor, d_scores: Tensor) -> Tenso
 
 def launch_pack(plan: Plan, plain: Tensor, fill: float) -> Tensor:
     """Scores [B, H, W, window**2] as packed ones, `fill` where no pair stands."""
-    from nlrn.ops.triton import kernels
+    from nlrn.ops.triton.packing import pack_kernel
 
     packed = new_packed(plan, plain)
     grid = (plan.tiles, plain.shape[0])
-    kernels.pack_kernel[grid](plain, packed, *plan.sizes, fill, **plan.window(), BLOCK=64)
+    pack_kernel[grid](plain, packed, *plan.sizes, fill, **plan.window(), BLOCK=64)
     return packed
 
 
 def launch_unpack(plan: Plan, packed: Tensor) -> Tensor:
     """Packed scores as [B, H, W, window**2], 0 where masked."""
-    from nlrn.ops.triton import kernels
+    from nlrn.ops.triton.packing import unpack_kernel
 
     window = 2 * plan.radius + 1
     plain = packed.new_empty(packed.shape[0], plan.height, plan.width, window**2)
     grid = (plan.tiles, packed.shape[0])
-    kernels.unpack_kernel[grid](packed, plain, *plan.sizes, **plan.window(), BLOCK=64)
+    unpack_kernel[grid](packed, plain, *plan.sizes, **plan.window(), BLOCK=64)
     return plain

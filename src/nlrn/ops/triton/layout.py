@@ -52,7 +52,7 @@ BOX_OVERHEAD = 1.1
 
 
 class Plan(NamedTuple):
-    """Where everything lies for one shape of call; see `kernels` for the words."""
+    """Where everything lies for one shape of call; see `regions` for the words."""
 
     height: int
     width: int

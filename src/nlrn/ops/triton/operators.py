@@ -182,13 +182,13 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
     schema="(Tensor plain, float fill, int window, bool circular, int embed, int channels) "
     "-> Tensor",
 )
-def _pack_scores(plain: Tensor, fill: float, *shape: int) -> Tensor:
+def _pack_scores(plain: Tensor, fill: float, *shape: Any) -> Tensor:
     """Scores [B, H, W, window**2] in the kernels' layout, `fill` where no pair stands."""
     return launch_pack(_packing_plan(plain, *shape), plain.contiguous(), fill)
 
 
 @_pack_scores.register_fake
-def _(plain: Tensor, fill: float, *shape: int) -> Tensor:
+def _(plain: Tensor, fill: float, *shape: Any) -> Tensor:
     return new_packed(_packing_plan(plain, *shape), plain)
 
 
@@ -203,13 +203,13 @@ def _packing_plan(plain: Tensor, window: int, circular: bool, embed: int, channe
     schema="(Tensor packed, int height, int width, int window, bool circular, int embed, "
     "int channels) -> Tensor",
 )
-def _unpack_scores(packed: Tensor, *shape: int) -> Tensor:
+def _unpack_scores(packed: Tensor, *shape: Any) -> Tensor:
     """Scores [B, H, W, window**2] out of the kernels' layout, 0 where masked."""
     return launch_unpack(plan_for(*shape, packed.dtype), packed.contiguous())
 
 
 @_unpack_scores.register_fake
-def _(packed: Tensor, height: int, width: int, window: int, *_: int) -> Tensor:
+def _(packed: Tensor, height: int, width: int, window: int, *_: Any) -> Tensor:
     return packed.new_empty(packed.shape[0], height, width, window * window)
 
 

@@ -1,4 +1,4 @@
-"""Inference for gpu.py: whole images, the parts of a state, and what it is compared with."""
+"""Inference for run.py: whole images, the parts of a state, and what it is compared with."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import gpu_flex
+import flex
 import torch
 import torch.nn.functional as F
-from gpu_measure import (
+from measure import (
     Report,
     Setup,
     milliseconds,
@@ -25,12 +25,13 @@ from gpu_measure import (
 )
 from torch import Tensor
 
-from nlrn.inference import engine as inference
-from nlrn.inference.tiles import network_memory
-from nlrn.models import nlrn_inference as folded
+from nlrn.inference import overlap as protocol
+from nlrn.inference.engine import Engine
+from nlrn.inference.settings import DTYPES, Settings
+from nlrn.models import nlrn_inference
 from nlrn.models.nlrn import random_network
-from nlrn.models.nlrn_inference import FoldedNLRN
-from nlrn.ops import neighborhood_attention
+from nlrn.models.nlrn_inference import NLRNInference
+from nlrn.ops import attend
 
 Size = tuple[int, int]
 
@@ -38,7 +39,7 @@ Size = tuple[int, int]
 def infer(setup: Setup, report: Report, _: str | None) -> None:
     """Ours first, since the bars hang on it, then what it is compared with."""
     sizes = {"main": setup.main, "large": setup.large, "small": setup.small, "wide": setup.wide}
-    network = FoldedNLRN(random_network(setup.model), setup.dtype, setup.device)
+    network = random_network(setup.model).for_inference(setup.dtype, setup.device)
     for role, size in sizes.items():
         report.attempt(f"ours {size}", ours, setup, report, network, size, role)
     for role in ("small", "main"):
@@ -55,11 +56,11 @@ def infer(setup: Setup, report: Report, _: str | None) -> None:
     if setup.on_gpu:
         report.attempt("first call", first_call, report, needs=20.0)
     for size in sizes.values():
-        report.attempt(f"torch backend {size}", with_torch, setup, report, network, size)
+        report.attempt(f"blocked backend {size}", with_blocks, setup, report, network, size)
     note = "cannot: the scores of all pairs of pixels take 137 GB a state; patches only, see train"
     report.row(section="inference", what="512x512", who="compiled PyTorch, dense", note=note)
     for size in sizes.values():
-        report.attempt(f"FlexAttention {size}", flex, setup, report, size, needs=20.0)
+        report.attempt(f"FlexAttention {size}", with_flex, setup, report, size, needs=20.0)
 
 
 def row(
@@ -82,31 +83,34 @@ def row(
     )
 
 
-def image_of(network: FoldedNLRN, size: Size) -> Tensor:
+def image_of(network: NLRNInference, size: Size) -> Tensor:
     return torch.rand(1, network.config.in_channels, *size, device=network.device)
 
 
-def ours(setup: Setup, report: Report, network: FoldedNLRN, size: Size, role: str) -> None:
+def ours(setup: Setup, report: Report, network: NLRNInference, size: Size, role: str) -> None:
     run = functools.partial(network, image_of(network, size))
     run()
     peak = peak_gib(run, setup)
-    planned = network_memory(setup.model, *size, setup.dtype, setup.device) / 2**30
+    model = random_network(setup.model)
+    planned = model.memory(*size, setup.dtype, setup.device) / 2**30
     ms = milliseconds(run, setup)
     row(setup, report, size, "ours", ms, peak_gib=peak, planned_gib=planned, role=role)
 
 
 def overlap(setup: Setup, report: Report, size: Size, role: str) -> None:
     """The authors' protocol with the same kernels, on the device alone like `ours`."""
-    model = random_network(setup.model)
-    network = FoldedNLRN(model, setup.dtype, setup.device, border="circular")
+    model = random_network(setup.model).with_border("circular")
+    network = model.for_inference(setup.dtype, setup.device)
     patch = (setup.patch, setup.patch)
-    at_once = inference._patches_at_once(setup.model, patch, setup.dtype, setup.device)
+    at_once = protocol._patches_at_once(model, patch, setup.dtype, setup.device)
     image = image_of(network, size)[0]
-    corners = inference._corners(torch.Size(size), patch, setup.stride, setup.device)
+    corners = protocol._corners(torch.Size(size), patch, setup.stride, setup.device)
     groups = corners.split(at_once)
 
     def run(some: int) -> Any:
-        return inference._mean_of_patches(network, image, groups[:some], patch, 1, lambda _: None)
+        return protocol._mean_of_patches(
+            network, model.out_channels, image, groups[:some], patch, 1, lambda _: None
+        )
 
     one = milliseconds(functools.partial(run, 1), setup, seconds=0.2, most=3)
     some = len(groups) if one * len(groups) < 10_000 else min(4, len(groups))
@@ -124,13 +128,13 @@ def overlap(setup: Setup, report: Report, size: Size, role: str) -> None:
 # --- Choices that only a measurement can make, each to be compared with `ours` --------------------
 
 
-def cudnn_benchmark(setup: Setup, report: Report, network: FoldedNLRN, size: Size) -> None:
+def cudnn_benchmark(setup: Setup, report: Report, network: NLRNInference, size: Size) -> None:
     with setting(torch.backends.cudnn, "benchmark", True):
         ms = milliseconds(functools.partial(network, image_of(network, size)), setup)
     row(setup, report, size, "variant: cudnn.benchmark", ms)
 
 
-def own_relu(setup: Setup, report: Report, network: FoldedNLRN, size: Size) -> None:
+def own_relu(setup: Setup, report: Report, network: NLRNInference, size: Size) -> None:
     """Bias and ReLU after the first convolution by a kernel of our own instead of cuDNN."""
     run = functools.partial(network, image_of(network, size))
     wanted = run()
@@ -140,7 +144,7 @@ def own_relu(setup: Setup, report: Report, network: FoldedNLRN, size: Size) -> N
     row(setup, report, size, "variant: ReLU in a pass of its own", ms, difference=difference)
 
 
-def recorded(setup: Setup, report: Report, network: FoldedNLRN, size: Size) -> None:
+def recorded(setup: Setup, report: Report, network: NLRNInference, size: Size) -> None:
     graph, image = torch.cuda.CUDAGraph(), image_of(network, size)
     network(image)
     with torch.cuda.graph(graph):
@@ -148,7 +152,7 @@ def recorded(setup: Setup, report: Report, network: FoldedNLRN, size: Size) -> N
     row(setup, report, size, "variant: CUDA graph", milliseconds(graph.replay, setup))
 
 
-def launches(report: Report, network: FoldedNLRN, size: Size) -> None:
+def launches(report: Report, network: NLRNInference, size: Size) -> None:
     image = image_of(network, size)
     network(image)
     torch.cuda.synchronize()
@@ -160,7 +164,7 @@ def launches(report: Report, network: FoldedNLRN, size: Size) -> None:
 
 
 @torch.inference_mode()
-def parts(setup: Setup, report: Report, network: FoldedNLRN) -> None:
+def parts(setup: Setup, report: Report, network: NLRNInference) -> None:
     """One middle state at the main size, piece by piece, with the least bytes and FLOP of each."""
     model, (height, width) = setup.model, setup.main
     pixels, m, last = height * width, model.channels, torch.channels_last
@@ -177,11 +181,16 @@ def parts(setup: Setup, report: Report, network: FoldedNLRN) -> None:
     conv = 18.0 * m * m * pixels
     scores = 2 * each * model.window**2
     project = 2.0 * m * (m + 2 * model.embed) * pixels
-    _, correlation = network._attend(x, None, state, module, 0)
+    correlation = None
 
-    def attend() -> None:
+    def attended() -> None:
         nonlocal correlation  # each call uses the last one's up
-        _, correlation = network._attend(x, correlation, state, module, 0)
+        _, correlation = attend(
+            *network._embed(x, module), network.spec, prior_scores=correlation, reuse_prior=True,
+            skip=(x, state.skip),
+        )  # fmt: skip
+
+    attended()
 
     gray = x[:, : model.in_channels].contiguous(memory_format=last)
     pieces: dict[str, tuple[Callable[[], Any], float, float]] = {
@@ -191,7 +200,7 @@ def parts(setup: Setup, report: Report, network: FoldedNLRN) -> None:
             project,
         ),
         "projection, attention, skip": (
-            attend,
+            attended,
             scores + each * (5 * m + 4 * model.embed),
             setup.attention_flop(pixels) / model.steps + project,
         ),
@@ -232,10 +241,16 @@ def parts(setup: Setup, report: Report, network: FoldedNLRN) -> None:
 
 def whole_call(setup: Setup, report: Report) -> None:
     model, image = random_network(setup.model), torch.rand(1, 1, *setup.main)
-    call = functools.partial(
-        inference.restore, model, image, tile=0, dtype=setup.dtype, device=setup.device
-    )
-    row(setup, report, setup.main, "ours, restore() host to host", wall_milliseconds(call))
+
+    def call() -> Any:
+        return Engine(model, settings(setup, tile=0))(image)
+
+    row(setup, report, setup.main, "ours, Engine host to host", wall_milliseconds(call))
+
+
+def settings(setup: Setup, tile: int | None = None, memory: int | None = None) -> Settings:
+    name = next(name for name, dtype in DTYPES.items() if dtype == setup.dtype)
+    return Settings(tile=tile, dtype=name, device=str(setup.device), memory=memory)
 
 
 def tiles(setup: Setup, report: Report) -> None:
@@ -244,25 +259,26 @@ def tiles(setup: Setup, report: Report) -> None:
     budget = None if setup.on_gpu else 2**21
 
     def run() -> Any:
-        return inference.restore(model, image, dtype=setup.dtype, device=setup.device,
-                                 memory=budget, progress=lambda _, n: seen.append(n))  # fmt: skip
+        engine = Engine(model, settings(setup, memory=budget))
+        return engine(image, lambda _, total: seen.append(total))
 
     begin = time.perf_counter()
     peak = peak_gib(run, setup)
     ms = (time.perf_counter() - begin) * 1e3
     note = f"{seen[-1] // setup.model.steps} tiles"
-    row(setup, report, setup.tiled, "ours, restore() in tiles", ms, peak_gib=peak, note=note)
+    row(setup, report, setup.tiled, "ours, Engine in tiles", ms, peak_gib=peak, note=note)
 
 
 FIRST_CALL = """
 import time, torch
-from nlrn.inference.engine import restore
+from nlrn.inference.engine import Engine
+from nlrn.inference.settings import Settings
 from nlrn.models.nlrn import NLRNConfig, random_network
 image, model = torch.rand(1, 1, 256, 256), random_network(NLRNConfig())
 torch.zeros(1, device="cuda")
 for _ in range(2):
     begin = time.perf_counter()
-    restore(model, image, dtype=torch.bfloat16, device="cuda")
+    Engine(model, Settings(dtype="bf16", device="cuda"))(image)
     print(time.perf_counter() - begin)
 """
 
@@ -281,27 +297,26 @@ def first_call(report: Report) -> None:
     if done.returncode:
         raise RuntimeError(done.stderr[-300:])
     cold, again = (float(line) * 1e3 for line in done.stdout.split())
-    report.row(section="inference", what="256x256", who="restore(), first call of a machine",
+    report.row(section="inference", what="256x256", who="Engine, first call of a machine",
                ms=cold, note=f"second call {again:.0f} ms")  # fmt: skip
 
 
 # --- Others ---------------------------------------------------------------------------------------
 
 
-def with_torch(setup: Setup, report: Report, network: FoldedNLRN, size: Size) -> None:
-    attend = functools.partial(neighborhood_attention, backend="torch")
-    with setting(folded, "neighborhood_attention", attend):
+def with_blocks(setup: Setup, report: Report, network: NLRNInference, size: Size) -> None:
+    with setting(nlrn_inference, "attend", functools.partial(attend, backend="blocked")):
         run = functools.partial(network, image_of(network, size))
         begin = time.perf_counter()
         peak = peak_gib(run, setup)
         if time.perf_counter() - begin > 8:
             raise TimeoutError("a run takes more than 8 s")
         ms = milliseconds(run, setup, seconds=0.5, most=3)
-    row(setup, report, size, "torch backend", ms, peak_gib=peak)
+    row(setup, report, size, "blocked backend", ms, peak_gib=peak)
 
 
-def flex(setup: Setup, report: Report, size: Size) -> None:
-    states, error = gpu_flex.inference(setup, size)
+def with_flex(setup: Setup, report: Report, size: Size) -> None:
+    states, error = flex.inference(setup, size)
     peak, ms = peak_gib(states, setup), milliseconds(states, setup)
     flop = setup.attention_flop(size[0] * size[1])
     note = f"attention of all states alone, without propagation; error {error:.1e}"
@@ -309,6 +324,6 @@ def flex(setup: Setup, report: Report, size: Size) -> None:
 
 
 def profile(setup: Setup, report: Report) -> None:
-    network = FoldedNLRN(random_network(setup.model), setup.dtype, setup.device)
+    network = random_network(setup.model).for_inference(setup.dtype, setup.device)
     image = image_of(network, setup.main)
     profile_of(setup, report, "inference", lambda: network(image))

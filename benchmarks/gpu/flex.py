@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from gpu_measure import Setup, Training
+from measure import Setup, Training
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
@@ -59,7 +59,7 @@ def to_tiles(image: Tensor) -> Tensor:
 
 
 def operands(setup: Setup, batch: int, height: int, width: int) -> list[Tensor]:
-    """Random theta, psi and g [B, C, H, W] with scores of about one."""
+    """Random query, key and value [B, C, H, W] with scores of about one."""
     model = setup.model
     scales = (model.embed**-0.25, model.embed**-0.25, 1.0)
     return [
@@ -77,8 +77,8 @@ def attention(setup: Setup) -> Callable[..., Any]:
 def inference(setup: Setup, size: tuple[int, int]) -> tuple[Callable[[], Any], float]:
     """All states' attention on an image, and the relative error of one against the operator."""
     flex, mask = attention(setup), window_mask(*size, setup.model.window, setup.device)
-    theta, psi, g = operands(setup, 1, *size)
-    sequences = [to_tiles(t) for t in (theta, psi, g)]
+    query, key, value = operands(setup, 1, *size)
+    sequences = [to_tiles(t) for t in (query, key, value)]
 
     @torch.no_grad()
     def states() -> Any:
@@ -88,7 +88,7 @@ def inference(setup: Setup, size: tuple[int, int]) -> tuple[Callable[[], Any], f
 
     with torch.no_grad():
         wanted, _ = neighborhood_attention(
-            theta, psi, g, window=setup.model.window, keep_correlation=False
+            query, key, value, setup.model.window, keep_correlation=False
         )
         error = (states() - to_tiles(wanted.contiguous())).float().norm() / wanted.float().norm()
     return states, float(error)

@@ -1,6 +1,6 @@
 """What one GPU does with the network: parity, training step, inference, convergence; and the bars.
 
-    python benchmarks/gpu.py --data ROOT [--sections parity,inference,train,convergence,profile]
+    python benchmarks/gpu/run.py --data ROOT [--sections parity,inference,train,convergence,profile]
         [--limit 420] [--json FILE]
 
 Every section runs in a process of its own within its share of the time, so that nothing that fails
@@ -103,24 +103,24 @@ def in_a_process(section: str, seconds: float, options: argparse.Namespace) -> d
 
 def run_section(options: argparse.Namespace) -> None:
     """In the child process: the machine's rates of this moment, then the section."""
-    import gpu_infer
-    import gpu_measure
-    import gpu_parity
-    import gpu_train
+    import infer
+    import measure
+    import parity
+    import train
 
     section = {
-        "parity": gpu_parity.parity,
-        "inference": gpu_infer.infer,
-        "train": gpu_train.train,
-        "convergence": gpu_train.converge,
-        "profile": gpu_train.profile,
+        "parity": parity.parity,
+        "inference": infer.infer,
+        "train": train.train,
+        "convergence": train.converge,
+        "profile": train.profile,
     }[options.child]
     begin = time.monotonic()
-    setup = gpu_measure.DRY if options.dry_run else gpu_measure.FULL
-    report = gpu_measure.Report(options.json, options.seconds)
-    if not options.dry_run and not gpu_measure.torch.cuda.is_available():
+    setup = measure.DRY if options.dry_run else measure.FULL
+    report = measure.Report(options.json, options.seconds)
+    if not options.dry_run and not measure.torch.cuda.is_available():
         sys.exit("no CUDA device; --dry-run tries the code on a CPU")
-    report.attempt("machine", lambda: report.put("machine", gpu_measure.machine(setup)))
+    report.attempt("machine", lambda: report.put("machine", measure.machine(setup)))
     print(report.values.get("machine"), flush=True)
     report.attempt(options.child, section, setup, report, options.data)
     report.put("seconds", time.monotonic() - begin)

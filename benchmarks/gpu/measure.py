@@ -1,4 +1,4 @@
-"""What the sections of gpu.py share: sizes, clocks, the machine's own rates, rows of the report."""
+"""What the sections of run.py share: sizes, clocks, the machine's own rates, rows of the report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 import torch
 

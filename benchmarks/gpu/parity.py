@@ -1,4 +1,4 @@
-"""Parity for gpu.py: random cases against float64 in worker processes; they fill the caches too."""
+"""Parity for run.py: random cases against float64 in worker processes; they fill the caches too."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import traceback
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from typing import Any
 
-import gpu_flex
-import gpu_train
+import flex
 import torch
-from gpu_kernels import Check, run_check
-from gpu_measure import Report, Setup, setting
+import train
+from kernel_checks import Check, run_check
+from measure import Report, Setup, setting
 
 from nlrn.models.nlrn import random_network
-from nlrn.models.nlrn_inference import FoldedNLRN
+from nlrn.ops import AttentionSpec
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 WORKERS = 15
@@ -43,10 +43,8 @@ def random_check(number: int, on_gpu: bool) -> Check:
         batch=pick.randint(1, 2),
         embed=pick.choice(embeds),
         channels=pick.choice(values),
-        height=height,
-        width=width,
-        window=window,
-        circular=circular,
+        size=(height, width),
+        spec=AttentionSpec(window, border="circular" if circular else "mask"),
         dtype=dtype,
         prior=pick.random() < 0.5,
     )
@@ -79,12 +77,12 @@ def warm(setup: Setup, kind: str, number: int) -> None:
     """Compiles what a timed section will need, so that it finds it in the caches on disk."""
     if kind == "flex":
         if number < len(setup.training):
-            gpu_flex.training(setup, setup.training[number])()
+            flex.training(setup, setup.training[number])()
         else:
-            gpu_flex.inference(setup, setup.main)
+            flex.inference(setup, setup.main)
         return
     shape = setup.training[number]
-    step, patches = gpu_train.make_step(setup, shape, kind, recorded=False)
+    step, patches = train.make_step(setup, shape, kind, recorded=False)
     for k in range(2):
         step(patches.batch(k, shape.batch, shape.patch), 1e-6, 0.01)
     step.pop_metrics()
@@ -125,7 +123,7 @@ def parity(setup: Setup, report: Report, _: str | None) -> None:
 
 
 def judged(check: Check, errors: dict[str, float] | str) -> dict[str, Any]:
-    label = " ".join(map(str, check))
+    label = check.label
     if isinstance(errors, str):
         print(f"FAILED {label}: {errors.strip().splitlines()[-1]}", flush=True)
         return {"case": label, "dtype": check.dtype, "error": errors, "passed": False}
@@ -145,7 +143,7 @@ def whole_network(setup: Setup, report: Report) -> None:
     image = torch.rand(1, 1, *size, device=setup.device)
     dtypes = [torch.float32, torch.bfloat16] if setup.on_gpu else [torch.float32]
     with setting(torch.backends.cudnn, "allow_tf32", False):
-        got = {dtype: FoldedNLRN(model, dtype, setup.device)(image) for dtype in dtypes}
+        got = {dtype: model.for_inference(dtype, setup.device)(image) for dtype in dtypes}
     with torch.no_grad():
         wanted = model.to(setup.device).double()(image.double())
     for dtype, result in got.items():

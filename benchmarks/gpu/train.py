@@ -1,4 +1,4 @@
-"""Training for gpu.py: the loop's own step with several operators, and how they converge."""
+"""Training for run.py: the loop's own step with several operators, and how they converge."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import functools
 import time
 from typing import Any
 
-import gpu_flex
-import gpu_infer
+import flex
+import infer
 import numpy as np
 import torch
-from gpu_measure import Report, Setup, Training, milliseconds, peak_gib, profile_of
+from measure import Report, Setup, Training, milliseconds, peak_gib, profile_of, setting
 
 from nlrn import datasets
-from nlrn.models.nlrn import NonLocal2d, random_network
-from nlrn.ops import neighborhood_attention
+from nlrn.models.nlrn import random_network
 from nlrn.training import state
 from nlrn.training.batches import Batch, PatchSampler
 from nlrn.training.config import Config, Data, RuntimeConfig, Stage
@@ -23,7 +22,7 @@ from nlrn.training.step import WARM_STEPS, Step
 WHO = {
     "fused": "ours",
     "dense": "compiled PyTorch, dense",
-    "torch": "torch backend",
+    "blocked": "blocked backend",
     "inlined": "variant: operator in the graph",
 }
 RATE, AVERAGE = 1e-6, 0.01  # of the timed steps
@@ -57,32 +56,30 @@ def make_step(
         setup: where and with which network.
         shape: of the batch.
         operator: "fused"; "inlined", the same within the graph of the compiled cell; "dense"; or
-            "torch", launched kernel by kernel.
+            "blocked", launched kernel by kernel.
         images: to take patches from; noise when None.
         recorded: whether the step becomes a CUDA graph.
         sigma: of the noise on the patches.
         start_from: a trained weight, instead of a random network.
     """
     torch.backends.cudnn.benchmark = True  # as the loop has it
-    fast = operator != "torch"
+    fast = operator != "blocked"
     stage = Stage(
         steps=1, batch=shape.batch, patch=shape.patch, border=shape.border, freeze_norm=True
     )
     attention = "dense" if operator == "dense" else "auto"
     runtime = RuntimeConfig(attention=attention, compile=fast, cuda_graph=fast and recorded)
+    if operator == "blocked":  # which no run has to choose
+        object.__setattr__(runtime, "attention", operator)
     config = Config("benchmark", (stage,), model=setup.model, runtime=runtime,
                     data=Data(sigma=sigma), start_from=start_from)  # fmt: skip
     learning = state.make(config, setup.device)
     if not start_from:  # the zeros of a new network would be faster than anything real
         learning.model.load_state_dict(random_network(setup.model).state_dict())
     state.enter_stage(learning, stage, is_new=False)
-    step = Step(learning, config, stage, OneProcess(setup.device))
-    if operator in ("torch", "inlined"):
-        backend = "torch" if operator == "torch" else "auto"
-        attend = functools.partial(neighborhood_attention, backend=backend)
-        for module in learning.model.modules():
-            if isinstance(module, NonLocal2d):
-                module.operator = attend
+    hidden = (lambda attend: attend) if operator == "inlined" else torch.compiler.disable
+    with setting(torch.compiler, "disable", hidden):
+        step = Step(learning, config, stage, OneProcess(setup.device))
     if images is None:
         rng = np.random.default_rng(0)
         images = [rng.integers(0, 256, (100, 120), dtype=np.uint8) for _ in range(20)]
@@ -100,12 +97,12 @@ def warm_step(step: Step, patches: PatchSampler, shape: Training) -> list[Batch]
 
 def train(setup: Setup, report: Report, _: str | None) -> None:
     """The bars' step first, then the other shape, then what they are compared with."""
-    for operator in ("fused", "dense", "torch"):
+    for operator in ("fused", "dense", "blocked"):
         for number, shape in enumerate(setup.training):
             arguments = (setup, report, shape, operator, "main" if number == 0 else "other")
             report.attempt(f"{operator} {shape}", time_step, *arguments, needs=15.0)
     for shape in setup.training:
-        report.attempt(f"FlexAttention {shape}", flex, setup, report, shape, needs=20.0)
+        report.attempt(f"FlexAttention {shape}", with_flex, setup, report, shape, needs=20.0)
     arguments = (setup, report, setup.training[0], "inlined", "variant")
     report.attempt("operator in the graph", time_step, *arguments, needs=25.0)
 
@@ -118,7 +115,7 @@ def time_step(setup: Setup, report: Report, shape: Training, operator: str, role
     step, patches = make_step(setup, shape, operator)
     batches = warm_step(step, patches, shape)
     ready = time.perf_counter() - begin
-    most, many = (3, 2) if operator == "torch" else (60, 20)
+    most, many = (3, 2) if operator == "blocked" else (60, 20)
     one = functools.partial(step, batches[0], RATE, AVERAGE)
     ms = milliseconds(one, setup, seconds=1.0, most=most)
 
@@ -135,8 +132,8 @@ def time_step(setup: Setup, report: Report, shape: Training, operator: str, role
                loss=step.pop_metrics().loss)  # fmt: skip
 
 
-def flex(setup: Setup, report: Report, shape: Training) -> None:
-    states = gpu_flex.training(setup, shape)
+def with_flex(setup: Setup, report: Report, shape: Training) -> None:
+    states = flex.training(setup, shape)
     peak, ms = peak_gib(states, setup), milliseconds(states, setup)
     flop = 3 * setup.attention_flop(shape.batch * shape.patch**2)
     note = "attention of all states alone, forward and backward, without propagation"
@@ -205,5 +202,5 @@ def profile(setup: Setup, report: Report, _: str | None) -> None:
         one = functools.partial(step, batches[0], RATE, AVERAGE)
         profile_of(setup, report, "training step", one)
 
-    report.attempt("profile inference", gpu_infer.profile, setup, report)
+    report.attempt("profile inference", infer.profile, setup, report)
     report.attempt("profile training", step_profile, needs=15.0)

@@ -1,0 +1,38 @@
+"""Small networks that act visibly, and short ways to run them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nlrn.inference import Engine, Settings, overlap
+from nlrn.models.nlrn import CONFIGS, NLRN, NLRNConfig, random_network
+from nlrn.progress import Progress
+
+SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=3, channels=8, embed=4)
+
+
+def restore(network: NLRN, image: Tensor, progress: Progress | None = None, **how: Any) -> Tensor:
+    return Engine(network, Settings(**how))(image, progress)
+
+
+def restore_patches(
+    network: NLRN, image: Tensor, views: int = 1, device: str = "auto", **how: Any
+) -> Tensor:
+    return overlap.restore_patches(network, image, Settings(views=views, device=device), **how)
+
+
+def strong_network(config: NLRNConfig = SMALL) -> NLRN:
+    """A network whose result depends visibly on far pixels."""
+    model = random_network(config)
+    torch.nn.init.normal_(
+        model.conv_out.weight, std=0.2, generator=torch.Generator().manual_seed(0)
+    )
+    return model
+
+
+def picture(*shape: int) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(1))
