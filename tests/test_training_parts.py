@@ -241,6 +241,7 @@ def usual_patches(seed: int) -> Batch:
     return patches(clean + 0.1, clean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", OPTIMIZERS)
 def test_a_step_far_above_the_median_changes_nothing(method: str) -> None:
     learning, step = make_step(Stage(steps=1, freeze_norm=True), method=method, skip_above=10)

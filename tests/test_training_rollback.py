@@ -51,6 +51,7 @@ def test_the_rate_falls_with_each_time() -> None:
     assert progress.rollbacks == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("often", [False, True])
 def test_a_run_recovers_or_says_that_it_cannot(
     often: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
