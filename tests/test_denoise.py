@@ -17,7 +17,7 @@ from nlrn.degrade import add_noise, rgb2gray
 from nlrn.inference import Settings
 from nlrn.models.nlrn import CONFIGS, NLRN, random_network
 from nlrn.restoration import classic
-from nlrn.restoration.denoiser import choose_model
+from nlrn.restoration.choice import choose_denoiser
 from nlrn.weights import ModelCard, Published
 
 SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=2, channels=8, embed=4)
@@ -158,7 +158,7 @@ def test_the_nearest_trained_level_is_chosen(monkeypatch: pytest.MonkeyPatch) ->
         for name in ("s15", "s25", "s50", "s30-other", "s50-other", "s70-other")
     }
     monkeypatch.setattr(weights, "manifest", lambda: entries)
-    chosen = {s: choose_model(s) for s in (0, 5, 20, 24, 25, 29, 35, 48, 60, 90)}
+    chosen = {s: choose_denoiser(s).model for s in (0, 5, 20, 24, 25, 29, 35, 48, 60, 90)}
     assert chosen == {
         0: "s15", 5: "s15", 20: "s15", 24: "s25", 25: "s25", 29: "s30-other", 35: "s30-other",
         48: "s50", 60: "s50", 90: "s70-other",

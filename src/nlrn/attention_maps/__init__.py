@@ -47,7 +47,9 @@ def explain(
     """
     picture = images.as_image(image)
     level = noise_level(picture, sigma)
-    network = Denoiser(AUTO if model is None else model).engine_for(level).network
+    # "best" is the paper's network, which compares pixels.
+    denoiser = Denoiser(AUTO if model is None else model, quality="best")
+    network = denoiser.engine_for(level).network
     check_position(position, (picture.height, picture.width))
     planes = planes_for(picture, network, channel)
     return trace(network, planes, level, around=position, halo=halo, device=device).maps(position)

@@ -58,6 +58,9 @@ def denoise(
         str, typer.Option(help="Added to the name of results beside their input.")
     ] = "_denoised",
     model: Model = None,
+    quality: Annotated[
+        str, typer.Option(help="Without --model: fast, balanced, or best, which is slow.")
+    ] = "balanced",
     tile: Tile = "auto",
     exact: Exact = False,
     views: Views = 1,
@@ -82,7 +85,9 @@ def denoise(
         from nlrn.restoration import make_denoiser
 
         settings = _settings(side, exact, views, dtype, device)
-        denoiser = make_denoiser(method.lower(), model, settings, sigma=level, strength=strength)
+        denoiser = make_denoiser(
+            method.lower(), model, settings, quality, sigma=level, strength=strength
+        )
         with Display(jobs, as_json) as show:
             batch.run(
                 jobs, denoiser, overwrite=overwrite, skip_existing=skip_existing, observer=show

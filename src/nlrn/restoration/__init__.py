@@ -36,6 +36,7 @@ def denoise(
     strength: float = ...,
     method: str = ...,
     model: Network | str | Path | None = ...,
+    quality: str = ...,
     settings: Settings | None = ...,
     progress: Progress | None = ...,
 ) -> Pixels: ...
@@ -47,6 +48,7 @@ def denoise(
     strength: float = ...,
     method: str = ...,
     model: Network | str | Path | None = ...,
+    quality: str = ...,
     settings: Settings | None = ...,
     progress: Progress | None = ...,
 ) -> np.ndarray: ...
@@ -57,6 +59,7 @@ def denoise(
     strength: float = 1.0,
     method: str = "nlrn",
     model: Network | str | Path | None = None,
+    quality: str = "balanced",
     settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> Any:
@@ -74,13 +77,14 @@ def denoise(
         strength: 1 for the full effect, 0 for none.
         method: "nlrn" for the network, or a classic one: "nlm", "bm3d", "wnnm", "lssc".
         model: a network, the name of a weight in the package, or a file; None chooses by sigma.
+        quality: of what is then chosen: "fast", "balanced", or "best", which is slow.
         settings: tiles, views, precision, device; a classic method knows the device alone.
         progress: called with (done, total) in equal units of work.
     """
     picture = as_image(image)
     of_package = model is None or (isinstance(model, str) and model in weights.manifest())
     make = _kept_denoiser if of_package else make_denoiser
-    denoiser = make(method, model, settings or Settings())
+    denoiser = make(method, model, settings or Settings(), quality)
     restored = denoiser.restore(picture, sigma, strength=strength, progress=progress)
     return as_array(restored.image, image)
 
@@ -133,6 +137,7 @@ def make_denoiser(
     method: str = "nlrn",
     model: Network | str | Path | None = None,
     settings: Settings | None = None,
+    quality: str = "balanced",
     *,
     sigma: float | None = None,
     strength: float = 1.0,
@@ -141,7 +146,7 @@ def make_denoiser(
     settings = settings or Settings()
     if method == "nlrn":
         name = AUTO if model is None else model
-        return Denoiser(name, sigma=sigma, strength=strength, settings=settings)
+        return Denoiser(name, quality=quality, sigma=sigma, strength=strength, settings=settings)
     if method not in METHODS:
         raise ValueError(f"method must be one of nlrn, {', '.join(METHODS)}, got {method!r}")
     if model is not None:

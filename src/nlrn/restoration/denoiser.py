@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nlrn import images, models, weights
+from nlrn import images, models
 from nlrn.errors import warn
 from nlrn.hardware import choose_device
 from nlrn.images import Image
@@ -28,10 +28,9 @@ from nlrn.restoration.base import (
     noise_level,
     to_planes,
 )
+from nlrn.restoration.choice import Choice, check_quality, choose_denoiser
 
 AUTO = "auto"
-# At sigma 22 the models of 15 (contrast x 0.68) and 25 (x 1.14) are equally good, hence three.
-GROWTH_COUNTS = 3
 WEAK_NOISE = 0.7  # of a model's level; below it BM3D is better (benchmarks/levels.py)
 
 
@@ -44,7 +43,8 @@ class Denoiser(nn.Module):
 
     Args:
         model: a name of the package (see `nlrn.list_models`), a file, or a network; "auto" chooses
-            by the noise level.
+            by the noise level and the channels.
+        quality: of what "auto" chooses: "fast", "balanced", or "best", which is slow.
         sigma: standard deviation of the noise on the 0..255 scale, where a call gives none; None
             estimates it for each image.
         strength: 1 for the full effect, 0 for none.
@@ -55,6 +55,7 @@ class Denoiser(nn.Module):
         self,
         model: str | Path | Network = AUTO,
         *,
+        quality: str = "balanced",
         sigma: float | None = None,
         strength: float = 1.0,
         settings: Settings | None = None,
@@ -62,30 +63,37 @@ class Denoiser(nn.Module):
         super().__init__()
         self.sigma = None if sigma is None else check_level(sigma)
         self.strength, self.settings = check_strength(strength), settings or Settings()
+        self.quality = check_quality(quality)
         choose_device(self.settings.device)  # one that is not there is refused before any work
         self.model = (model.card.name or "unnamed") if isinstance(model, Network) else str(model)
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[Choice, Engine] = {}
+        self._given = isinstance(model, Network)
         if isinstance(model, Network):
-            self._engines[self.model] = Engine(_checked(model, self.model), self.settings)
+            _check_task(model, self.model)
+            self._engines[Choice(self.model)] = Engine(model, self.settings)
         elif self.model != AUTO:
             self.engine_for(0.0)
-        self._given = isinstance(model, Network)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | ({} if self._given else {"_engines": {}})
 
-    def engine_for(self, sigma: float) -> Engine:
-        """The engine for a noise level on the 0..255 scale."""
-        return self._engine(self.model_for(sigma))
+    def choice_for(self, sigma: float, channels: int = 1) -> Choice:
+        """The model for a noise level on the 0..255 scale and that many channels."""
+        return (
+            choose_denoiser(sigma, channels, self.quality)
+            if self.model == AUTO
+            else Choice(self.model)
+        )
 
-    def model_for(self, sigma: float) -> str:
-        """Name of the model for a noise level on the 0..255 scale."""
-        return choose_model(sigma) if self.model == AUTO else self.model
-
-    def _engine(self, name: str) -> Engine:
-        if name not in self._engines:
-            self._engines[name] = Engine(_checked(models.load(name), name), self.settings)
-        return self._engines[name]
+    def engine_for(self, sigma: float, channels: int = 1) -> Engine:
+        """The engine for a noise level on the 0..255 scale and that many channels."""
+        choice = self.choice_for(sigma, channels)
+        if choice not in self._engines:
+            network = models.load(choice.model)
+            _check_task(network, choice.model)
+            views = max(choice.views, self.settings.views)
+            self._engines[choice] = Engine(network, replace(self.settings, views=views))
+        return self._engines[choice]
 
     def restore(
         self,
@@ -107,11 +115,12 @@ class Denoiser(nn.Module):
         """
         strength = self.strength if strength is None else check_strength(strength)
         level = noise_level(image, self.sigma if sigma is None else sigma)
-        name = self.model_for(level)
+        channels = 1 if image.pixels.ndim == 2 else 3
+        name = self.choice_for(level, channels).model
         facts = {"sigma": round(level, 2), "method": "nlrn", "model": name}
         if strength == 0 or level == 0:
             return Restored(image.with_pixels(image.pixels.copy()), facts)
-        engine, pixels = self._engine(name), images.to_float(image.pixels)
+        engine, pixels = self.engine_for(level, channels), images.to_float(image.pixels)
         noisy = torch.from_numpy(pixels).reshape(1, *pixels.shape[:2], -1).permute(0, 3, 1, 2)
         planes = to_planes(noisy, engine.network.in_channels)
         warn_of_weak_noise(engine.network, level)
@@ -145,10 +154,10 @@ class Denoiser(nn.Module):
         """Images [B, C, H, W] without noise of one level, or of a map, on the 0..255 scale."""
         if self.strength == 0 or level == 0:
             return x.clone()
-        engine = self.engine_for(level)
+        engine = self.engine_for(level, x.shape[1])
         network = engine.network
         if noise_map is not None and not network.takes_noise_map:
-            raise ValueError(f"{self.model_for(level)} takes one noise level, not a map of them")
+            raise ValueError("this model takes one noise level, not a map of them")
         run = engine.differentiable(x) if x.requires_grad and torch.is_grad_enabled() else engine
         planes = to_planes(x, network.in_channels)
         exact = torch.promote_types(x.dtype, torch.float32)
@@ -158,21 +167,6 @@ class Denoiser(nn.Module):
     def extra_repr(self) -> str:
         """What `print` shows of it."""
         return f"model={self.model!r}, sigma={self.sigma}, strength={self.strength:g}"
-
-
-def choose_model(sigma: float) -> str:
-    """Name of the denoising model that was trained nearest to sigma, rather below than above.
-
-    Of several for one level it is the first of the manifest.
-    """
-    cards = [card for card in weights.list_models() if card.task == "denoise"]
-    trained = {card.name: card.sigma for card in cards if card.sigma is not None}
-
-    def distance(name: str) -> float:
-        shrinks = math.log(max(sigma, 1e-3) / trained[name])
-        return shrinks if shrinks >= 0 else -GROWTH_COUNTS * shrinks
-
-    return min(trained, key=distance)
 
 
 def warn_of_weak_noise(network: Network, sigma: float) -> None:
@@ -185,7 +179,6 @@ def warn_of_weak_noise(network: Network, sigma: float) -> None:
         )
 
 
-def _checked(network: Network, name: str) -> Network:
+def _check_task(network: Network, name: str) -> None:
     if network.card.task == "sr":
         raise ValueError(f"{name}: a model for super-resolution, not for denoising")
-    return network

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d
 
-from nlrn import images, models, weights
+from nlrn import images, models
 from nlrn.degrade import imresize
 from nlrn.hardware import choose_device
 from nlrn.images import Image
@@ -20,6 +20,7 @@ from nlrn.inference import Engine, Settings
 from nlrn.models import Network
 from nlrn.progress import Progress
 from nlrn.restoration.base import Announce, Restored, announce_time, check_batch, warn_of_range
+from nlrn.restoration.choice import choose_upscaler
 
 AUTO = "auto"
 SMALLEST_FACTOR, LARGEST_FACTOR = 2, 4  # by which super-resolution was trained
@@ -205,11 +206,6 @@ def check_scale(scale: float) -> float:
     if not 1 < scale <= LARGEST_FACTOR:
         raise ValueError(f"scale must be more than 1 and at most {LARGEST_FACTOR}, got {scale:g}")
     return float(scale)
-
-
-def choose_upscaler() -> str:
-    """Name of the package's model for super-resolution."""
-    return next(card.name for card in weights.list_models() if card.task == "sr")
 
 
 def _checked(network: Network, name: str) -> Network:

@@ -10,7 +10,7 @@ from nlrn.images import Image
 from nlrn.inference import Settings
 from nlrn.progress import Progress
 from nlrn.restoration import Denoiser, Upscaler
-from nlrn.restoration.denoiser import choose_model
+from nlrn.restoration.choice import choose_denoiser
 from nlrn.web.schema import ModelInfo, RestoreRequest, TaskInfo
 from nlrn.weights import ModelCard
 
@@ -66,7 +66,7 @@ class Catalog:
         names = [info.name for info in self.models() if info.task == task]
         if model is None:
             by_level = task == "denoise" and any(name not in self._files for name in names)
-            model = choose_model(sigma) if by_level else names[0]
+            model = choose_denoiser(sigma).model if by_level else names[0]
         if model not in names:  # a path, for one, is none of them
             raise ValueError(f"model must be one of {', '.join(names)}, got {model[:40]!r}")
         return model

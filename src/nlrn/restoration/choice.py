@@ -1,0 +1,63 @@
+"""Which model of the package an image gets."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from nlrn import weights
+from nlrn.weights import ModelCard
+
+QUALITIES = ("fast", "balanced", "best")
+# At sigma 22 the models of 15 (contrast x 0.68) and 25 (x 1.14) are equally good, hence three.
+GROWTH_COUNTS = 3
+ALL_VIEWS = 8
+
+
+class Choice(NamedTuple):
+    """A model's name, and how many views of the image are averaged."""
+
+    model: str
+    views: int = 1
+
+
+def check_quality(quality: str) -> str:
+    """The quality; raises unless there is such a one."""
+    if quality not in QUALITIES:
+        raise ValueError(f"quality must be one of {', '.join(QUALITIES)}, got {quality!r}")
+    return quality
+
+
+def choose_denoiser(sigma: float, channels: int = 1, quality: str = "balanced") -> Choice:
+    """The denoising model for a noise level (0..255) and images of that many channels.
+
+    A model for all levels comes first, a fast one for "fast". For gray, "best" is the paper's
+    network, which is trained for one level; for color it is eight views.
+    """
+    cards = [card for card in weights.list_models() if card.task == "denoise"]
+    universal = [c.name for c in cards if c.sigma_range is not None and c.channels == channels]
+    if not universal or (quality == "best" and channels == 1):
+        return Choice(_nearest_level(cards, sigma))
+    is_fast = [name.endswith("-fast") for name in universal]
+    wanted = quality == "fast"
+    name = universal[is_fast.index(wanted) if wanted in is_fast else 0]
+    return Choice(name, ALL_VIEWS if quality == "best" else 1)
+
+
+def _nearest_level(cards: list[ModelCard], sigma: float) -> str:
+    """Name of the model that was trained nearest to sigma, rather below than above.
+
+    Of several for one level it is the first of the manifest.
+    """
+    trained = {card.name: card.sigma for card in cards if card.sigma is not None}
+
+    def distance(name: str) -> float:
+        shrinks = math.log(max(sigma, 1e-3) / trained[name])
+        return shrinks if shrinks >= 0 else -GROWTH_COUNTS * shrinks
+
+    return min(trained, key=distance)
+
+
+def choose_upscaler() -> str:
+    """Name of the package's model for super-resolution."""
+    return next(card.name for card in weights.list_models() if card.task == "sr")
