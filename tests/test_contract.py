@@ -255,6 +255,16 @@ def test_noise_maps_go_where_they_are_taken(name: str) -> None:
             denoiser(x, torch.full(wrong, 0.1))
 
 
+@pytest.mark.parametrize("name", [name for name in SMALL if SMALL[name]().takes_noise_map])
+def test_noise_beyond_the_trained_range_is_brought_into_it(name: str) -> None:
+    network = strong(name)
+    network.card = replace(network.card, sigma_range=(0.0, 51.0))
+    x = random_images(1, network.in_channels, 9, 14)
+    plain = Denoiser(network)(0.5 + (x - 0.5) / 2, 0.2)
+    strong_noise = Denoiser(network)(x, 0.4)
+    torch.testing.assert_close(strong_noise, 0.5 + (plain - 0.5) * 2, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_gradients_flow_when_asked_for(name: str) -> None:
     network = strong(name)

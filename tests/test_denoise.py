@@ -165,6 +165,26 @@ def test_the_nearest_trained_level_is_chosen(monkeypatch: pytest.MonkeyPatch) ->
     }  # fmt: skip
 
 
+def test_quality_and_channels_choose_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed(*names: str) -> None:
+        cards = {"s25": ModelCard("s25", task="denoise", sigma=25.0)} | {
+            name: ModelCard(name, task="denoise", channels=3 if "rgb" in name else 1,
+                            sigma_range=(0.0, 75.0)) for name in names
+        }  # fmt: skip
+        found = {name: Published(card, "", "") for name, card in cards.items()}
+        monkeypatch.setattr(weights, "manifest", lambda: found)
+
+    listed()
+    assert choose_denoiser(25, 3) == choose_denoiser(25, 1, "best") == ("s25", 1)
+    listed("rgb-fast", "rgb", "gray")
+    assert choose_denoiser(25, 3) == ("rgb", 1) and choose_denoiser(25, 3, "best") == ("rgb", 8)
+    assert choose_denoiser(25, 3, "fast") == ("rgb-fast", 1)
+    assert choose_denoiser(25, 1) == choose_denoiser(25, 1, "fast") == ("gray", 1)
+    assert choose_denoiser(25, 1, "best") == ("s25", 1)
+    with pytest.raises(ValueError, match="quality must be one of fast, balanced, best, got 'ok'"):
+        nlrn.denoise(noisy((5, 6), "uint8"), 25, quality="ok")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sigma", [20, 35, 60])
 def test_between_the_levels_it_beats_the_next_model_as_it_is(sigma: int) -> None:

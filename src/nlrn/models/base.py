@@ -144,8 +144,16 @@ class Network(nn.Module, ABC):
         """
         if not self.takes_noise_map:
             return for_one_level(image, sigma, self.card.sigma)
-        given = self.input_for(image, sigma / 255)
-        return Conditioned(given, lambda restored: image - restored)
+        level = torch.as_tensor(sigma, device=image.device, dtype=image.dtype) / 255
+        scale = 1.0
+        if self.card.sigma_range is not None:  # beyond it the contrast is lowered
+            scale = min(1.0, self.card.sigma_range[1] / 255 / max(float(level.max()), 1e-9))
+        given = self.input_for(image if scale == 1 else 0.5 + (image - 0.5) * scale, level * scale)
+
+        def removed(restored: Tensor) -> Tensor:
+            return image - (restored if scale == 1 else 0.5 + (restored - 0.5) / scale)
+
+        return Conditioned(given, removed)
 
     def with_border(self, border: str) -> Self:
         """The same parameters with neighbourhoods that do something else at the image's edge."""

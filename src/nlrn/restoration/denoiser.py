@@ -79,11 +79,9 @@ class Denoiser(nn.Module):
 
     def choice_for(self, sigma: float, channels: int = 1) -> Choice:
         """The model for a noise level on the 0..255 scale and that many channels."""
-        return (
-            choose_denoiser(sigma, channels, self.quality)
-            if self.model == AUTO
-            else Choice(self.model)
-        )
+        if self.model != AUTO:
+            return Choice(self.model)
+        return choose_denoiser(sigma, channels, self.quality)
 
     def engine_for(self, sigma: float, channels: int = 1) -> Engine:
         """The engine for a noise level on the 0..255 scale and that many channels."""
