@@ -21,7 +21,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 MUON = "[optimizer]\nmethod = 'muon'\n"
 
 
-def test_the_older_of_two_states_comes_back(tmp_path: Path) -> None:
+def test_the_older_of_two_states_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollback, "EVERY", 1)
     config = load(write_config(tmp_path / "c.toml", ON.format(steps=4), more=MUON))
     kept = state.make(config, torch.device("cpu"))
     guard = rollback.Rollback(kept)
@@ -39,8 +42,11 @@ def test_the_older_of_two_states_comes_back(tmp_path: Path) -> None:
 def test_a_loss_far_above_the_usual_one_is_a_divergence(tmp_path: Path) -> None:
     config = load(write_config(tmp_path / "c.toml", ON.format(steps=4)))
     guard = rollback.Rollback(state.make(config, torch.device("cpu")))
-    assert not any(guard.is_needed(loss) for loss in (9.0, 0.1, 0.1, 0.1, 0.1, 0.25))
+    assert not any(guard.is_needed(loss) for loss in (9.0, 0.1, 0.1, 0.1, 0.1))
     assert guard.is_needed(0.31) and not guard.is_needed(0.29)
+    kept = len(guard._losses)
+    assert not guard.is_needed(0.14) and len(guard._losses) == kept  # on its way: not kept
+    assert not guard.is_needed(0.12) and len(guard._losses) == kept + 1
 
 
 def test_the_rate_falls_with_each_time() -> None:

@@ -133,6 +133,9 @@ class Optimizer:
         loss_balance: patches count less the farther the degraded one is off: the loss of a patch is
             divided by its mean squared error before, to this power. 0, the paper's, counts every
             squared error alike, so that what is enlarged most outweighs the rest.
+        robust_above: errors of a patch far above this, in the units of the loss, count by their
+            logarithm; 0 for none. A patch on which the recurrence explodes then teaches the network
+            as much as others do, where its squared error would drown them.
     """
 
     method: str = "adam"
@@ -142,10 +145,11 @@ class Optimizer:
     ema_decay: float = 0.999
     skip_above: float = 0.0
     loss_balance: float = 0.0
+    robust_above: float = 0.0
 
     def __post_init__(self) -> None:
         parsing.one_of("method", self.method, OPTIMIZERS)
-        for name in ("clip_norm", "weight_decay", "skip_above"):
+        for name in ("clip_norm", "robust_above", "weight_decay", "skip_above"):
             if getattr(self, name) < 0:
                 raise TrainingError(f"{name} must be 0 or more, got {getattr(self, name)}")
         if self.weight_decay and self.method != "muon":

@@ -11,7 +11,9 @@ from torch import Tensor
 from nlrn.training.state import TrainState
 
 LIMIT = 3.0  # times the usual loss, beyond which a run has diverged
+HEALTHY = 1.3  # times the usual loss, up to which a state is worth keeping
 USUAL = 20  # readings whose median is the usual loss
+EVERY = 20  # healthy readings between two states that are kept
 FEWEST = 5  # readings before anything is usual
 MOST = 12  # times in a stage; a run that diverges more often cannot be helped
 
@@ -31,12 +33,13 @@ class Rollback:
 
     def is_needed(self, loss: float) -> bool:
         """Whether a mean loss says that the run has diverged; otherwise the state is kept."""
-        if not math.isfinite(loss):
+        usual = median(self._losses[-USUAL:]) if len(self._losses) >= FEWEST else math.inf
+        if not math.isfinite(loss) or loss > LIMIT * usual:
             return True
-        if len(self._losses) >= FEWEST and loss > LIMIT * median(self._losses[-USUAL:]):
-            return True
-        self._losses.append(loss)
-        self._kept = [*self._kept[-1:], [t.clone() for t in self._tensors()]]
+        if loss <= HEALTHY * usual:  # a state on its way to divergence is no good
+            if len(self._losses) % EVERY == 0:
+                self._kept = [*self._kept[-1:], [t.clone() for t in self._tensors()]]
+            self._losses.append(loss)
         return False
 
     @torch.no_grad()

@@ -163,6 +163,8 @@ class Step:
         errors = self._squared_error(restored.float(), clean)
         if balance := self._options.loss_balance:
             errors = errors / (self._squared_error(degraded, clean) + _FLAT).pow(balance)
+        if most := self._options.robust_above:
+            errors = most * torch.log1p(errors / most)
         loss = 0.5 * errors.mean()
         loss.backward()
         if self.fabric.world_size > 1:
