@@ -35,10 +35,11 @@ class Engine:
         self.network, self.settings = network, settings or Settings()
         self._prepared: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
         self._plain: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
+        self._plans: dict[tuple[torch.Size, torch.device], list[Tile]] = {}
         self._rates: dict[torch.device, float] = {}  # seconds for a pixel
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_prepared": {}, "_plain": {}, "_rates": {}}
+        return self.__dict__ | {"_prepared": {}, "_plain": {}, "_plans": {}, "_rates": {}}
 
     def __call__(self, image: Tensor, progress: Progress | None = None) -> Tensor:
         """The restored image [B, C, H, W], float32, on the image's device.
@@ -51,9 +52,9 @@ class Engine:
         settings, device = self.settings, self.device_for(image)
         image = image.detach().float()
         prepared = self.prepare(device, settings.precision)
-        budget = settings.memory or free_memory(device) // 2
+        budget, key = settings.memory or 0, (image.shape[-2:], device)
         while True:
-            tiles = self._plan(image.shape[-2:], device, budget)
+            tiles = self._plans.get(key) or self._plan(image.shape[-2:], device, budget or None)
             try:
                 result = self._run(prepared, image, tiles, device, progress)
                 break
@@ -62,11 +63,14 @@ class Engine:
                     raise
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
-                if settings.tile is not None or budget < 2**20:
+                if settings.tile is not None or 0 < budget < 2**20:
                     size = f"{image.shape[-1]} x {image.shape[-2]}"
                     how = "" if settings.tile is None else f" with tile {settings.tile}"
                     raise ValueError(f"not enough memory for {size} pixels{how}") from error
-                budget //= 2
+                self._plans.pop(key, None)
+                budget = (budget or free_memory(device) // 2) // 2
+        if device.type == "cuda":  # there, too little memory is noticed; asking takes a while
+            self._plans[key] = tiles
         if is_finite(result, image, settings.precision):
             return result
         exact = Engine(self.network, dataclasses.replace(settings, dtype="fp32"))
@@ -155,7 +159,11 @@ class Engine:
                 with keep_freed_memory() if device.type == "cpu" else nullcontext():
                     for do, undo in flips(views):
                         results.append(undo(prepared(do(part), on_step)))
-                paste(out, torch.stack(results).mean(0)[0].to(out.device), tile)
+                mean = results[0] if views == 1 else torch.stack(results).mean(0)
+                if len(tiles) == 1:
+                    out.copy_(mean[0])
+                else:
+                    paste(out, mean[0].to(out.device), tile)
         return result
 
 
