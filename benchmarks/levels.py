@@ -18,7 +18,7 @@ import nlrn
 from nlrn import datasets, metrics, weights
 from nlrn.classic import denoise_bm3d
 from nlrn.degrade import add_noise
-from nlrn.restoration.denoiser import choose_model
+from nlrn.restoration.choice import choose_denoiser
 
 CROP, EVERY = 128, 3  # pixels; every third image
 
@@ -58,7 +58,9 @@ def main() -> None:
         bm3d = [denoise_bm3d(image, sigma) for image in noisy]
         found.append(f"BM3D {psnr(bm3d, truth):.2f}")
         ours = [nlrn.denoise(image, sigma, settings=settings) for image in noisy]
-        found.append(f"nlrn {psnr(ours, truth):.2f} ({choose_model(sigma)})")
+        found.append(
+            f"nlrn {psnr(ours, truth):.2f} ({choose_denoiser(sigma, quality='best').model})"
+        )
         for name, level in neighbors(sigma):
             as_it_is = [nlrn.denoise(x, level, model=name, settings=settings) for x in noisy]
             found.append(f"{name} as it is {psnr(as_it_is, truth):.2f}")
