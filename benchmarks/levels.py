@@ -57,10 +57,9 @@ def main() -> None:
         found = [f"noisy {psnr(noisy, truth):.2f}"]
         bm3d = [denoise_bm3d(image, sigma) for image in noisy]
         found.append(f"BM3D {psnr(bm3d, truth):.2f}")
-        ours = [nlrn.denoise(image, sigma, settings=settings) for image in noisy]
-        found.append(
-            f"nlrn {psnr(ours, truth):.2f} ({choose_denoiser(sigma, quality='best').model})"
-        )
+        ours = [nlrn.denoise(image, sigma, quality="best", settings=settings) for image in noisy]
+        model = choose_denoiser(sigma, quality="best").model
+        found.append(f"nlrn {psnr(ours, truth):.2f} ({model})")
         for name, level in neighbors(sigma):
             as_it_is = [nlrn.denoise(x, level, model=name, settings=settings) for x in noisy]
             found.append(f"{name} as it is {psnr(as_it_is, truth):.2f}")
