@@ -214,6 +214,22 @@ def test_patches_that_are_far_off_count_less_when_balanced(balance: float) -> No
     assert step.pop_metrics().loss == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_patch_that_explodes_pulls_no_more_than_others() -> None:
+    """Its error counts by the logarithm, whose gradient does not grow with it."""
+    norms = []
+    for far in (1e3, 1e6):
+        learning, step = make_step(Stage(steps=1, freeze_norm=True), robust_above=2.0)
+        torch.nn.init.normal_(learning.model.conv_out.weight, std=0.01 * far)  # type: ignore
+        clean = torch.rand(1, 1, 12, 10, generator=torch.Generator().manual_seed(0))
+        restored = learning.model.eval()(clean).detach()
+        error = float(((restored - clean) * 255 / 25).square().mean())
+        step(patches(clean, clean), 0.0, 0.0)
+        metrics = step.pop_metrics()
+        assert metrics.loss == pytest.approx(float(np.log1p(error / 2)), rel=1e-4)
+        norms.append(metrics.grad_norm)
+    assert norms[1] < 2 * norms[0]
+
+
 @pytest.mark.parametrize("method", OPTIMIZERS)
 def test_a_step_whose_gradient_is_no_number_is_left_out(method: str) -> None:
     stage = Stage(steps=4, batch=2, patch=12, freeze_norm=True)
