@@ -17,8 +17,13 @@ from nlrn.bench.tables import TABLES, Figures, Table
 
 ROWS = Path("docs") / "results"  # one file of rows for each table
 DOCUMENTS = (Path("README.md"), Path("docs") / "results.md")
-RIVALS = ("BM3D", "DnCNN", "MemNet")  # of the paper's other methods, what the README shows
-MEASURED = ("bicubic", "BM3D-package", "BM3D", "WNNM")  # of those that ran here
+# What the README shows: of the paper's other methods, of peers, and of what ran here.
+RIVALS = ("BM3D", "DnCNN", "MemNet")
+PEERS = (
+    "DnCNN, authors' weights", "FFDNet, authors' weights", "ADNet, authors' weights",
+    "ADNet, published", "DRUNet, published", "GRL-T, published",
+)  # fmt: skip
+MEASURED = ("bicubic", "BM3D-package", "BM3D", "WNNM")
 _BLOCK = re.compile(r"(<!-- bench (\S+) (\S+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
 
@@ -92,16 +97,19 @@ def fill(document: str, rows: Sequence[Row]) -> str:
 
 def compact(table: Table, found: Sequence[Mean]) -> str:
     """A few columns for the README: our networks, the paper's, and the nearest others."""
+    is_of_paper = tables.is_of_paper(table.name)
+    others, ran = (RIVALS, MEASURED) if is_of_paper else (PEERS, ("noisy", *MEASURED))
     own = [m for m in found if m.table == table.name and m.complete]
     ours = [name for name in methods.NETWORKS if any(m.method == name for m in own)]
     places = dict.fromkeys((m.set, m.level) for m in own if m.method in ours)
     paper = {place: tables.published(table.name, *place) for place in places}
-    rivals = [name for name in RIVALS if any(name in cells for cells in paper.values())]
-    measured = [name for name in MEASURED if any(m.method == name for m in own)]
+    rivals = [name for name in others if any(name in cells for cells in paper.values())]
+    measured = [name for name in ran if any(m.method == name for m in own)]
     columns = ["set", "scale" if table.task == "sr" else "sigma"]
     known = [name for name in ours if any(name in cells for cells in paper.values())]
     columns += [f"{name}, ours" for name in ours] + [f"{name}, paper" for name in known]
-    columns += [f"{name}, here" for name in measured] + [f"{name}, paper" for name in rivals]
+    columns += [f"{name}, here" for name in measured]
+    columns += [f"{name}, paper" if is_of_paper else name for name in rivals]
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for place, published in paper.items():
         here = {m.method: m for m in own if (m.set, m.level) == place}

@@ -1,7 +1,8 @@
 """What can stand in a table: callables (degraded image, level) -> restored image.
 
-Images are float arrays [H, W] on the [0, 1] scale. For denoising the level is sigma on the 0..255
-scale; for super-resolution it is the scale, and the degraded image is the small one.
+Images are float arrays [H, W] or [H, W, 3] on the [0, 1] scale. For denoising the level is sigma on
+the 0..255 scale, or `AUTO` where it is to be estimated; for super-resolution it is the scale, and
+the degraded image is the small one.
 """
 
 from __future__ import annotations
@@ -16,41 +17,43 @@ import numpy as np
 import torch
 
 from nlrn import __version__, datasets, weights
-from nlrn.bench.tables import Table
+from nlrn.bench.tables import AUTO, Table
 from nlrn.degrade import imresize
 from nlrn.hardware import choose_device
 from nlrn.images import Image
 from nlrn.inference import Settings
 from nlrn.inference.overlap import restore_patches
+from nlrn.noise import estimate_sigma
 from nlrn.restoration import ClassicDenoiser, Denoiser, Upscaler
 from nlrn.restoration.base import from_planes, to_planes
 
-Restorer = Callable[[np.ndarray, int], np.ndarray]
+Restorer = Callable[[np.ndarray, float], np.ndarray]
 PROTOCOLS = ("whole", "overlap")
 
 
 class UnavailableError(ValueError):
-    """A method that cannot run here; the message says what it lacks."""
+    """A method that cannot or may not run here; the message says why."""
 
 
-def noisy(degraded: np.ndarray, level: int) -> np.ndarray:
+def noisy(degraded: np.ndarray, level: float) -> np.ndarray:
     """The input as it is."""
     return degraded
 
 
-def bicubic(degraded: np.ndarray, level: int) -> np.ndarray:
+def bicubic(degraded: np.ndarray, level: float) -> np.ndarray:
     """MATLAB's bicubic enlargement."""
     return imresize(degraded, level)
 
 
-def bm3d_package(degraded: np.ndarray, level: int) -> np.ndarray:
+def bm3d_package(degraded: np.ndarray, level: float) -> np.ndarray:
     """The package of BM3D's authors, with its own settings."""
     import bm3d
 
-    return np.asarray(bm3d.bm3d(degraded, level / 255))
+    run = bm3d.bm3d if degraded.ndim == 2 else bm3d.bm3d_rgb
+    return np.asarray(run(degraded, level / 255))
 
 
-def nlm_opencv(degraded: np.ndarray, level: int) -> np.ndarray:
+def nlm_opencv(degraded: np.ndarray, level: float) -> np.ndarray:
     """OpenCV's non-local means; it takes 8 bits, so its input is clipped and rounded.
 
     Patch and strength are the best for scikit-image's photographs, here and below.
@@ -62,29 +65,53 @@ def nlm_opencv(degraded: np.ndarray, level: int) -> np.ndarray:
     return np.asarray(cleaned, np.float64) / 255
 
 
-def nlm_skimage(degraded: np.ndarray, level: int) -> np.ndarray:
+def nlm_skimage(degraded: np.ndarray, level: float) -> np.ndarray:
     """scikit-image's non-local means in its fast mode, told the noise level."""
     from skimage.restoration import denoise_nl_means
 
     sigma = level / 255
-    cleaned = denoise_nl_means(degraded, 7, 7, h=0.6 * sigma, sigma=sigma, fast_mode=True)
+    patch, strength, axis = (7, 0.6, None) if degraded.ndim == 2 else (5, 0.5, -1)
+    cleaned = denoise_nl_means(
+        degraded, patch, 7, h=strength * sigma, sigma=sigma, fast_mode=True, channel_axis=axis
+    )
     return np.asarray(cleaned)
 
 
+def bilateral_skimage(degraded: np.ndarray, level: float) -> np.ndarray:
+    """scikit-image's bilateral filter."""
+    from skimage.restoration import denoise_bilateral
+
+    # It takes a third of a color's distance, and miscounts where values are negative.
+    tolerance, axis = (2.0, None) if degraded.ndim == 2 else (0.7, -1)
+    low = min(float(degraded.min()), 0.0)
+    cleaned = denoise_bilateral(
+        degraded - low, sigma_color=tolerance * level / 255, sigma_spatial=2, mode="symmetric",
+        channel_axis=axis,
+    )  # fmt: skip
+    return np.asarray(cleaned) + low
+
+
+_COLOR: dict[str, Restorer] = {
+    "noisy": noisy,
+    "NLM-skimage": nlm_skimage,
+    "bilateral-skimage": bilateral_skimage,
+    "BM3D-package": bm3d_package,
+}
 # Task -> name -> what it computes. `nlrn bench run --methods` takes these, CLASSIC and NETWORKS.
 BASELINES: dict[str, dict[str, Restorer]] = {
-    "denoise": {
-        "noisy": noisy,
-        "NLM-OpenCV": nlm_opencv,
-        "NLM-skimage": nlm_skimage,
-        "BM3D-package": bm3d_package,
-    },
+    "denoise": {"noisy": noisy, "NLM-OpenCV": nlm_opencv} | _COLOR,
+    "color": _COLOR,
+    "camera": _COLOR,
     "sr": {"bicubic": bicubic},
 }
 # Our own, for denoising: name -> that of `ClassicDenoiser`
 CLASSIC = {"NLM": "nlm", "LSSC": "lssc", "BM3D": "bm3d", "WNNM": "wnnm"}
 # name -> views that are averaged; which weight it runs with is the table's business
-NETWORKS = {"NLRN": 1, "NLRN-MV": 8, "NLRN-400": 1, "NLRN-300": 1, "NLRN-300-MV": 8}
+NETWORKS = {
+    "NLRN-by-channel": 1, "denoise-gray-fast": 1, "denoise-gray": 1,
+    "denoise-rgb-fast": 1, "denoise-rgb": 1, "denoise-rgb-MV": 8,
+    "NLRN": 1, "NLRN-MV": 8, "NLRN-400": 1, "NLRN-300": 1, "NLRN-300-MV": 8,
+}  # fmt: skip
 # Networks of the table of complexity under the name that they have elsewhere: with the same weight
 # they are the same.
 SAME_AS = {"NLRN-400": "NLRN", "NLRN-300": "NLRN", "NLRN-300-MV": "NLRN-MV"}
@@ -93,6 +120,7 @@ _NEEDS = {
     "BM3D-package": ("bm3d", "bm3d"),
     "NLM-OpenCV": ("cv2", "opencv-python-headless"),
     "NLM-skimage": ("skimage", "scikit-image"),
+    "bilateral-skimage": ("skimage", "scikit-image"),
 }
 
 
@@ -138,7 +166,7 @@ class PreparedMethod:
 
 def names(table: Table) -> list[str]:
     """The methods that can stand in a table."""
-    classic = CLASSIC if table.task == "denoise" else ()
+    classic = CLASSIC if table.task != "sr" else ()
     networks = (name for name in NETWORKS if name in table.weights)
     return [*BASELINES[table.task], *classic, *networks]
 
@@ -149,15 +177,19 @@ def prepare(
     """The method ready to run on a set at a level.
 
     Raises:
-        UnavailableError: if a package or a weight is missing.
+        UnavailableError: if a package or a weight is missing, or the weight has seen the set.
     """
     if method in BASELINES[table.task]:
-        return PreparedMethod(BASELINES[table.task][method], _package_version(method))
+        restore = _estimating(BASELINES[table.task][method])
+        return PreparedMethod(restore, _package_version(method))
     if method in CLASSIC:
         return prepare_classic(CLASSIC[method], options.settings.device)
-    name = options.weight or table.weights[method][level]
+    name, where = options.weight or table.weights[method].get(level), table.level(level)
+    if name is None:
+        known = ", ".join(map(table.level, table.weights[method]))
+        raise UnavailableError(f"{method} at {where}: it is for {known} only")
     if name not in weights.manifest() and not options.weight:
-        raise UnavailableError(f"{method} at {table.level(level)}: no weight {name!r} yet")
+        raise UnavailableError(f"{method} at {where}: no weight {name!r} yet")
     return prepare_network(name, image_set, NETWORKS[method], table.task, options)
 
 
@@ -183,9 +215,9 @@ def prepare_network(
     label, settings = weight_label(name), replace(options.settings, views=views)
     check_no_leakage(name, image_set)
     is_whole = options.protocol == "whole"
-    if task == "denoise":
+    if task != "sr":
         denoiser = Denoiser(name, settings=settings)
-        run = _whole(denoiser) if is_whole else _denoised_patches(denoiser)
+        run = _whole(denoiser) if is_whole else _estimating(_denoised_patches(denoiser))
     else:
         upscaler = Upscaler(model=name, settings=settings)
         run = _whole(upscaler) if is_whole else _upscaled_patches(upscaler)
@@ -195,32 +227,51 @@ def prepare_network(
 
 def _whole(restoration: Denoiser | ClassicDenoiser | Upscaler) -> Restorer:
     """What users get: float pixels, so that nothing is rounded before it is measured."""
-    return lambda degraded, level: restoration.restore(Image(degraded), level).image.pixels
+
+    def run(degraded: np.ndarray, level: float) -> np.ndarray:
+        return restoration.restore(Image(degraded), None if level == AUTO else level).image.pixels
+
+    return run
+
+
+def _estimating(restore: Restorer) -> Restorer:
+    """The same, told an estimated level where none is given, as the restorations do it."""
+
+    def run(degraded: np.ndarray, level: float) -> np.ndarray:
+        sigma = estimate_sigma(degraded) if level == AUTO else level
+        return restore(degraded, sigma) if sigma else degraded
+
+    return run
 
 
 def _denoised_patches(denoiser: Denoiser) -> Restorer:
-    def run(degraded: np.ndarray, level: int) -> np.ndarray:
+    def run(degraded: np.ndarray, level: float) -> np.ndarray:
         network, noisy = denoiser.engine_for(level).network, _batch(degraded)
         planes = to_planes(noisy, network.in_channels)
         given = network.condition(planes, level)
         removed = given.removed(restore_patches(network, given.input, denoiser.settings))
-        return from_planes(planes - removed, noisy)[0, 0].double().numpy()
+        return _pixels(from_planes(planes - removed, noisy), degraded)
 
     return run
 
 
 def _upscaled_patches(upscaler: Upscaler) -> Restorer:
-    def run(degraded: np.ndarray, level: int) -> np.ndarray:
-        large = _batch(imresize(degraded, level))
-        result = restore_patches(upscaler.engine.network, large, upscaler.settings)
-        return result[0, 0].double().numpy()
+    def run(degraded: np.ndarray, level: float) -> np.ndarray:
+        large = imresize(degraded, level)
+        network, settings = upscaler.engine.network, upscaler.settings
+        return _pixels(restore_patches(network, _batch(large), settings), large)
 
     return run
 
 
 def _batch(image: np.ndarray) -> torch.Tensor:
-    """The image [H, W] as a batch [1, 1, H, W], float32."""
-    return torch.from_numpy(image)[None, None].float()
+    """The image [H, W] or [H, W, C] as a batch [1, C, H, W], float32."""
+    return torch.from_numpy(np.atleast_3d(image)).permute(2, 0, 1)[None].float().contiguous()
+
+
+def _pixels(batch: torch.Tensor, like: np.ndarray) -> np.ndarray:
+    """The image of a batch [1, C, H, W] as float64 in the shape of `like`."""
+    return batch[0].permute(1, 2, 0).reshape(like.shape).double().contiguous().numpy()
 
 
 def _device_name(asked: str) -> str:
@@ -237,7 +288,8 @@ def check_no_leakage(name: str, image_set: str) -> None:
     """Raises if the weight or one of its ancestors has been trained on the test set."""
     seen = frozenset().union(*map(_folders, weights.load(name).card.training_sets))
     if common := seen & datasets.origins(image_set):
-        raise ValueError(f"{name} was trained on {', '.join(sorted(common))}: not for {image_set}")
+        sets = ", ".join(sorted(common))
+        raise UnavailableError(f"{name} was trained on {sets}: not for {image_set}")
 
 
 def _folders(name: str) -> frozenset[str]:

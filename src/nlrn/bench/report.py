@@ -1,4 +1,4 @@
-"""Means of rows beside the paper's figures: as lines of text, Markdown and JSON."""
+"""Means of rows beside the figures of others: as lines of text, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from typing import Any
 
 from nlrn import datasets, weights
 from nlrn.bench import methods, tables
-from nlrn.bench.run import Row
+from nlrn.bench.run import Row, image_count
 from nlrn.bench.tables import TABLES, Figures, Table
 
 BETTER = "▲"  # at a figure of ours that is above the paper's
 MISPRINT, OTHER = "†", "‡"  # at a figure of the paper: its SSIM, or its protocol
 BASE = "BM3D-package"  # what gains are measured over: the program that everyone has
+OVER_BASE = f"Over BM3D: PSNR above that of {BASE} with the same noise"
+# Under a table that has figures of other networks.
+OTHERS = (
+    "Others: PSNR as published, or measured by us with the authors' weights on the noise of this "
+    "table."
+)
 COLUMNS = ("set", "level", "method", "ours", "paper", "difference", "over BM3D", "s", "how")
 
 
@@ -76,7 +82,7 @@ def _mean(rows: list[Row]) -> Mean:
         seconds=round(statistics.median(row.seconds for row in rows), 4),
         images=count,
         exact=count - len(finite),
-        complete=count == len(datasets.published(first.set)),
+        complete=count == image_count(first.set),
         protocol=first.protocol,
         version=first.version,
         precision=first.precision,
@@ -133,7 +139,7 @@ def render_all(rows: Sequence[Row]) -> list[RenderedTable]:
 
 
 def render(table: Table, found: Sequence[Mean], *, everywhere: bool = False) -> RenderedTable:
-    """Our means beside the paper's figures.
+    """Our means beside the figures of others.
 
     Args:
         table: which table.
@@ -158,15 +164,17 @@ def render(table: Table, found: Sequence[Mean], *, everywhere: bool = False) -> 
     if any(BETTER in line[5] for line in lines):
         remarks.append(f"{BETTER}: above the paper's figure.")
     if any("(" in line[6] for line in lines):
-        remarks.append(
-            f"Over BM3D: PSNR above that of {BASE} with the same noise (in the paper, above BM3D)."
-        )
+        remarks.append(f"{OVER_BASE} (in the paper, above BM3D).")
     if any(mean.protocol == "overlap" for mean in own):
         remarks.append("overlap: patches of 45 pixels at stride 7, averaged.")
     level_name = "scale" if table.task == "sr" else "sigma"
     columns = tuple(level_name if name == "level" else name for name in COLUMNS)
     if table.task == "sr":
         columns, lines = _without(columns, lines, "over BM3D")
+    if not tables.is_of_paper(table.name):
+        remarks += [f"{OVER_BASE}."] if any(line[6] for line in lines) else []
+        remarks += [OTHERS] if any(line[4] != "-" for line in lines) else []
+        columns, lines = _without_paper(columns, lines)
     if tables.facts(table.name):
         columns, lines = _with_facts(table, own, columns, lines)
     return RenderedTable(table.title, columns, lines, list(dict.fromkeys(remarks)))
@@ -217,7 +225,7 @@ def _ours(mean: Mean | None) -> str:
     if mean is None:
         return "-"
     exact = f" ({mean.exact} exact)" if mean.exact and math.isfinite(mean.psnr) else ""
-    count = "" if mean.complete else f" ({mean.images} of {len(datasets.published(mean.set))})"
+    count = "" if mean.complete else f" ({mean.images} of {image_count(mean.set)})"
     return pair(mean.psnr, mean.ssim) + exact + count
 
 
@@ -272,6 +280,16 @@ def _without(
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     at = columns.index(name)
     return columns[:at] + columns[at + 1 :], [line[:at] + line[at + 1 :] for line in lines]
+
+
+def _without_paper(
+    columns: tuple[str, ...], lines: list[tuple[str, ...]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The column of the paper is that of peers, if there are any."""
+    columns, lines = _without(columns, lines, "difference")
+    if all(line[4] == "-" for line in lines):
+        return _without(columns, lines, "paper")
+    return tuple("others" if name == "paper" else name for name in columns), lines
 
 
 _FACTS = {"depth": "depth", "shared": "shared", "parameters_k": "parameters",

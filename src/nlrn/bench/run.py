@@ -33,7 +33,7 @@ class Row:
 
     Attributes:
         table, set, level, method, image: what was restored by what; the image's file name without
-            its suffix, which the noise is seeded with.
+            its suffix, which the noise is seeded with; of a pair, that of the noisy one.
         psnr, ssim: of the result, by the table's protocol.
         seconds: that the method took.
         seed: of the table's noise.
@@ -83,7 +83,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Cell:
-    """A method on a set at a level, and the images it is to run on."""
+    """A method on a set at a level, and the images it is to run on; of pairs the noisy ones."""
 
     table: Table
     set: str
@@ -126,11 +126,13 @@ def plan(
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be 1 or more, got {limit}")
+    if not 1 <= shard[0] <= shard[1]:
+        raise ValueError(f"shard must be one of 1/n to n/n, got {shard[0]}/{shard[1]}")
     known = methods.names(table)
     chosen = _choose("method", wanted, known, table) if wanted is not None else table.methods
     cells, notes = [], []
     for image_set in _choose("set", sets, table.sets, table):
-        files = tuple(datasets.image_files(image_set, root, shard=shard)[:limit])
+        files = _files(image_set, root, shard)[:limit]
         for level in _choose("level", levels, table.levels, table):
             for method in chosen:
                 try:
@@ -143,6 +145,20 @@ def plan(
     if not cells and wanted is not None:
         raise ValueError("; ".join(notes))
     return cells, notes
+
+
+def _files(image_set: str, root: Path, shard: tuple[int, int]) -> tuple[Path, ...]:
+    if image_set not in datasets.PAIRS:
+        return tuple(datasets.image_files(image_set, root, shard=shard))
+    first, every = shard
+    pairs = datasets.image_pairs(image_set, root)[first - 1 :: every]
+    return tuple(noisy for noisy, _ in pairs)
+
+
+def image_count(image_set: str) -> int:
+    """Number of images of a set; of a set of pairs, of the pairs."""
+    ending, _ = datasets.PAIRS.get(image_set, ("", ""))
+    return sum(Path(file).stem.endswith(ending) for _, file in datasets.published(image_set))
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -163,8 +179,9 @@ def _choose(
     spelling = {str(name).lower(): name for name in known}
     for name in wanted:
         if str(name).lower() not in spelling:
-            names = ", ".join(map(str, known))
-            raise ValueError(f"{table.name} has no {what} {name!r}; it has {names}")
+            names = ", ".join(n if isinstance(n, str) else table.level(n) for n in known)
+            asked_for = repr(name) if isinstance(name, str) else table.level(name)
+            raise ValueError(f"{table.name} has no {what} {asked_for}; it has {names}")
     asked = {str(name).lower() for name in wanted}
     return [name for name in known if str(name).lower() in asked]
 
@@ -231,9 +248,11 @@ def _row(cell: Cell, file: Path, seed: int, psnr: float, ssim: float, seconds: f
 
 def _measure(cell: Cell, file: Path, seed: int) -> Row:
     """Degrades an image, restores it and compares."""
-    clean, degraded = degraded_pair(
-        cell.table.task, datasets.read_image(file), cell.level, seed, file
-    )
+    image = datasets.read_image(file)
+    if cell.set in datasets.PAIRS:
+        clean, degraded = datasets.read_image(_reference(cell.set, file)), image / 255
+    else:
+        clean, degraded = degraded_pair(cell.table.task, image, cell.level, seed, file)
     begun = time.perf_counter()
     try:
         restored = cell.prepared.restore(degraded, cell.level)
@@ -245,9 +264,16 @@ def _measure(cell: Cell, file: Path, seed: int) -> Row:
     return _row(cell, file, seed, round(psnr, 4), round(ssim, 6), round(seconds, 4))
 
 
+def _reference(image_set: str, file: Path) -> Path:
+    """The clean image of a pair."""
+    noisy, clean = datasets.PAIRS[image_set]
+    return file.with_stem(file.stem.removesuffix(noisy) + clean)
+
+
 def score(restored: np.ndarray, clean: np.ndarray, *, border: int) -> tuple[float, float]:
-    """PSNR in dB and SSIM of an image [H, W], rounded to 0..255, without its border."""
-    images = [torch.from_numpy(np.ascontiguousarray(x))[None, None] for x in (restored, clean)]
+    """PSNR in dB and SSIM of an image [H, W] or [H, W, 3], rounded to 0..255, without a border."""
+    planes = [np.moveaxis(np.atleast_3d(x), 2, 0) for x in (restored, clean)]  # C H W
+    images = [torch.from_numpy(np.ascontiguousarray(x))[None] for x in planes]
     psnr, ssim = (m(*images, border=border, quantize=True) for m in (metrics.psnr, metrics.ssim))
     return float(psnr), float(ssim)
 
@@ -255,7 +281,12 @@ def score(restored: np.ndarray, clean: np.ndarray, *, border: int) -> tuple[floa
 def degraded_pair(
     task: str, image: np.ndarray, level: int, seed: int, file: Path
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The clean image [H, W], uint8, and what a method is given, float on the [0, 1] scale."""
+    """The clean image, uint8, and what a method is given, float on the [0, 1] scale.
+
+    Both are [H, W, 3] for "color", and [H, W] otherwise.
+    """
+    if task == "color":
+        return image, degrade.add_noise(image, level, seed, file.stem)
     if task == "denoise":
         gray = image if image.ndim == 2 else degrade.rgb2gray(image)
         return gray, degrade.add_noise(gray, level, seed, file.stem)

@@ -1,4 +1,4 @@
-"""What each table of the paper is made of, and the figures published in it."""
+"""What each table is made of, and the figures of others in it: the paper's, or its peers'."""
 
 from __future__ import annotations
 
@@ -9,11 +9,23 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+AUTO = 0  # a level: the noise is estimated
 # How the numbers of a task come about.
 _PROTOCOLS = {
     "denoise": (
         "Gray images, Gaussian noise seeded by the image's name, neither clipped nor rounded; PSNR "
         "and SSIM of the result rounded to 0..255, mean over the images."
+    ),
+    "color": (
+        "Whole RGB images, Gaussian noise in all channels seeded by the image's name, neither "
+        "clipped nor rounded; PSNR over the three channels together and SSIM averaged over them, "
+        "of the result rounded to 0..255, mean over the images."
+    ),
+    "camera": (
+        "Photographs with a camera's own noise beside the mean of many shots, whole; the level is "
+        "given, or estimated by nlrn for every method (auto). PSNR over the three channels "
+        "together and SSIM averaged over them, of the result rounded to 0..255, mean over the "
+        "images."
     ),
     "sr": (
         "Luminance of the image cut to a multiple of the scale, shrunk by MATLAB's bicubic "
@@ -30,12 +42,13 @@ class Table:
     Attributes:
         name: as `nlrn bench run` takes it.
         title: one line for people.
-        task: "denoise", where a level is sigma on the 0..255 scale, or "sr", where it is the scale.
+        task: "denoise" (gray) or "color", where a level is sigma on the 0..255 scale; "camera",
+            where it is what methods are told, or `AUTO`; "sr", where it is the scale.
         sets: image sets.
         levels: noise levels or scales.
         methods: those that run unless others are asked for.
-        weights: method -> level -> the weight of the package that it runs with. No weight may
-            have seen a set of its table: `methods.check_no_leakage` refuses that.
+        weights: method -> level -> the weight of the package that it runs with; a level that is
+            missing is left out. So is a set that the weight has seen: `methods.check_no_leakage`.
     """
 
     name: str
@@ -53,6 +66,8 @@ class Table:
 
     def level(self, value: int) -> str:
         """A level for people."""
+        if value == AUTO:
+            return "auto"
         return f"x{value}" if self.task == "sr" else str(value)
 
 
@@ -61,6 +76,14 @@ _BSD300 = {30: "denoise-gray-s30", 50: "denoise-gray-s50-bsd300", 70: "denoise-g
 _SR = dict.fromkeys((2, 3, 4), "sr-y")
 # LSSC and WNNM can be asked for: on a CPU they take minutes for an image.
 _CLASSIC = ("noisy", "NLM-OpenCV", "NLM-skimage", "NLM", "BM3D-package", "BM3D")
+_FILTERS = ("noisy", "NLM-skimage", "bilateral-skimage", "BM3D-package", "BM3D")
+_COLOR, _GRAY, _CAMERA = (5, 15, 25, 50, 75), (5, 10, 15, 25, 35, 50, 75), (AUTO, 5, 10, 15)
+# What `Denoiser(quality="best")` takes for gray.
+_BEST = {
+    5: "denoise-gray-s15", 10: "denoise-gray-s15", 15: "denoise-gray-s15",
+    25: "denoise-gray-s25", 35: "denoise-gray-s30", 50: "denoise-gray-s50",
+    75: "denoise-gray-s70",
+}  # fmt: skip
 _PUBLISHED_AS = {"BM3D-package": "BM3D"}  # two programs for one method of the paper
 
 TABLES = {
@@ -91,6 +114,38 @@ TABLES = {
                 "NLRN-300-MV": {50: "denoise-gray-s50-bsd300"},
             },
         ),
+        Table(
+            "color", "Color images, one model for all noise levels", "color",
+            sets=("CBSD68", "Kodak24"), levels=_COLOR,
+            methods=(
+                *_FILTERS, "NLRN-by-channel", "denoise-rgb-fast", "denoise-rgb", "denoise-rgb-MV",
+            ),
+            weights={
+                "NLRN-by-channel": _BSD400,
+                "denoise-rgb-fast": dict.fromkeys(_COLOR, "denoise-rgb-fast"),
+                "denoise-rgb": dict.fromkeys(_COLOR, "denoise-rgb"),
+                "denoise-rgb-MV": dict.fromkeys(_COLOR, "denoise-rgb"),
+            },
+        ),
+        Table(
+            "universal", "Gray images, one model for all noise levels", "denoise",
+            sets=("Set12", "BSD68", "Urban100"), levels=_GRAY,
+            methods=(*_FILTERS, "denoise-gray-fast", "denoise-gray", "NLRN"),
+            weights={
+                "denoise-gray-fast": dict.fromkeys(_GRAY, "denoise-gray-fast"),
+                "denoise-gray": dict.fromkeys(_GRAY, "denoise-gray"),
+                "NLRN": _BEST,
+            },
+        ),
+        Table(
+            "camera", "Photographs with a camera's noise, its level given or estimated", "camera",
+            sets=("PolyU",), levels=_CAMERA,
+            methods=("noisy", "NLM-skimage", "BM3D-package", "denoise-rgb-fast", "denoise-rgb"),
+            weights={
+                "denoise-rgb-fast": dict.fromkeys(_CAMERA, "denoise-rgb-fast"),
+                "denoise-rgb": dict.fromkeys(_CAMERA, "denoise-rgb"),
+            },
+        ),
     )
 }  # fmt: skip
 
@@ -103,28 +158,44 @@ def find(name: str) -> Table:
 
 
 class Figures(NamedTuple):
-    """PSNR in dB and SSIM of a cell of the paper; None where nothing is published."""
+    """PSNR in dB and SSIM of a cell by others; None where nothing is known."""
 
     psnr: float | None = None
     ssim: float | None = None
 
 
 @cache
-def _paper() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(
-        files("nlrn.bench").joinpath("paper.json").read_text(encoding="utf-8")
-    )
+def _content(file: str) -> dict[str, Any]:
+    text = files("nlrn.bench").joinpath(file).read_text(encoding="utf-8")
+    content: dict[str, Any] = json.loads(text)
     return content
 
 
+def _paper() -> dict[str, Any]:
+    return _content("paper.json")
+
+
+def is_of_paper(table: str) -> bool:
+    """Whether the table is one of the paper's; the others have figures of peers."""
+    return table in _paper()["figures"]
+
+
 def published(table: str, image_set: str, level: int) -> dict[str, Figures]:
-    """The paper's figures for a set and level by method."""
-    cells = _paper()["figures"].get(table, {}).get(image_set, {}).get(str(level), {})
+    """The figures of others for a set and level by method: the paper's, or those of peers.
+
+    The name of a peer says whether its figures are published, or measured by us with the weights
+    of its authors.
+    """
+    if not is_of_paper(table):
+        peers = _content("peers.json")["figures"].get(table, {})
+        psnr = {name: sets.get(image_set, {}).get(str(level)) for name, sets in peers.items()}
+        return {name: Figures(value) for name, value in psnr.items() if value is not None}
+    cells = _paper()["figures"][table].get(image_set, {}).get(str(level), {})
     return {method: Figures(*figures) for method, figures in cells.items()}
 
 
 def published_for(table: str, image_set: str, level: int, method: str) -> Figures:
-    """The paper's figures for a method of ours."""
+    """The figures of others for a method of ours."""
     return published(table, image_set, level).get(_PUBLISHED_AS.get(method, method), Figures())
 
 

@@ -1,4 +1,4 @@
-"""nlrn bench: the paper's tables, run, joined and put into the documents."""
+"""nlrn bench: tables, run, joined and put into the documents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nlrn.bench.report import RenderedTable
     from nlrn.bench.run import Cell, Row
 
-bench_app = typer.Typer(help="The paper's tables with our figures beside the published ones.")
+bench_app = typer.Typer(help="Tables of the paper and others, with published figures beside ours.")
 
 # Options that two commands have.
 JsonFile = Annotated[
@@ -32,10 +32,16 @@ MarkdownFile = Annotated[
 @bench_app.command("run")
 def run_table(
     table: Annotated[
-        str, typer.Argument(help="Table: denoise-bsd400, denoise-bsd300, sr or complexity.")
+        str,
+        typer.Argument(
+            help="Table: denoise-bsd400, denoise-bsd300, sr and complexity are the paper's; "
+            "color, universal, camera."
+        ),
     ],
     sets: Annotated[str | None, typer.Option(help="Run only these sets: Set12,BSD68.")] = None,
-    levels: Annotated[str | None, typer.Option(help="Run only these levels: 15,25 or x2.")] = None,
+    levels: Annotated[
+        str | None, typer.Option(help="Run only these levels: 15,25 or x2 or auto,10.")
+    ] = None,
     methods: Annotated[
         str | None,
         typer.Option(help="Run these methods: NLM,BM3D,WNNM,LSSC,NLRN; a wrong one lists all."),
@@ -104,7 +110,7 @@ def run_table(
         for note in notes:
             typer.echo(f"left out: {note}", err=True)
         found = _run_with_bar(cells, Path(rows), seed)
-        # Where nothing can run yet: what the paper has.
+        # Where nothing can run yet: what others have.
         shown = report.render_all(found) or [report.render(chosen, [], everywhere=True)]
         _show(shown, found, as_json, as_markdown)
 
@@ -160,8 +166,10 @@ def _split(text: str | None) -> list[str] | None:
 
 
 def _level(text: str) -> int:
+    from nlrn.bench.tables import AUTO
+
     try:
-        return int(text.removeprefix("x"))
+        return AUTO if text == "auto" else int(text.removeprefix("x"))
     except ValueError:
         raise ValueError(f"levels must be whole numbers such as 15,25, got {text!r}") from None
 
