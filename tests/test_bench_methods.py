@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -278,11 +277,11 @@ def test_a_color_network_takes_color_whole(tmp_path: Path, protocol: str) -> Non
     model.save_pretrained(file, ModelCard(sigma=25, channels=3))
     image, settings = np.random.default_rng(8).random((13, 21, 3)), Settings(device="cpu")
     given = torch.from_numpy(image).permute(2, 0, 1)[None].float().contiguous()
-    engine = {"whole": Engine(model, settings), "overlap": partial(restore_patches, model)}
-    expected = engine[protocol](given)[0].permute(1, 2, 0).numpy()
+    is_whole = protocol == "whole"
+    expected = Engine(model, settings)(given) if is_whole else restore_patches(model, given)
     options = MethodOptions(protocol, settings=settings)
     run = methods.prepare_network(str(file), "Kodak24", 1, "color", options).restore
-    np.testing.assert_allclose(run(image, 25), expected, atol=1e-5)
+    np.testing.assert_allclose(run(image, 25), expected[0].permute(1, 2, 0).numpy(), atol=1e-5)
 
 
 def test_super_resolution_runs_by_both_protocols(weight: str) -> None:

@@ -152,7 +152,7 @@ def test_the_same_network_under_another_name_shares_rows(small_root: Path, tmp_p
 
 
 def test_an_error_loses_no_row(small_root: Path, tmp_path: Path) -> None:
-    def fails_late(degraded: np.ndarray, level: int) -> np.ndarray:
+    def fails_late(degraded: np.ndarray, level: float) -> np.ndarray:
         if level == 25:
             raise RuntimeError("no more\nmemory")
         return degraded
