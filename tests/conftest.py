@@ -23,17 +23,22 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 @pytest.fixture
 def small_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data root of small gray images for Set12 and color ones for Set5, in the manifest."""
+    """A data root of small images in the manifest: Set12 gray, Set5, Kodak24 and PolyU color."""
     from nlrn import datasets
 
     root = tmp_path / "data"
     hashes: dict[str, dict[str, str]] = {}
     generator = np.random.default_rng(0)
-    for folder, count, shape in (("set12", 3, (21, 26)), ("set5", 2, (29, 26, 3))):
+    for folder, names, shape in (
+        ("set12", ("0", "1", "2"), (21, 26)),
+        ("set5", ("0", "1"), (29, 26, 3)),
+        ("kodak24", ("0", "1"), (19, 24, 3)),
+        ("polyu", ("0_mean", "0_real", "1_mean", "1_real", "2_mean", "2_real"), (23, 20, 3)),
+    ):
         (root / folder).mkdir(parents=True)
         hashes[folder] = {}
-        for number in range(count):
-            file = root / folder / f"{number}.png"
+        for name in names:
+            file = root / folder / f"{name}.png"
             Image.fromarray(generator.integers(0, 256, shape, np.uint8)).save(file)
             hashes[folder][file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
     published = datasets.manifest()

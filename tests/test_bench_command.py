@@ -93,6 +93,20 @@ def test_a_table_without_any_weight_shows_the_papers_figures(
     assert "4,131k" in shown and "27.64" in shown
 
 
+def test_color_and_camera(
+    small_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "manifest", dict)
+    rows = ("--rows", str(tmp_path / "rows"))
+    code, shown, said = invoke("run", "color", "--sets", "Kodak24", "--levels", "25",
+                               "--methods", "noisy,denoise-rgb", *rows)  # fmt: skip
+    assert code == 0 and said == "left out: denoise-rgb at 25: no weight 'denoise-rgb' yet\n"
+    assert "DRUNet, published" in shown and "paper" not in shown
+    code, shown, said = invoke("run", "camera", "--levels", "auto,10", "--methods", "noisy", *rows)
+    assert code == 0 and not said
+    assert "PolyU, sigma auto" in shown and "PolyU, sigma 10" in shown and "sigma 5" not in shown
+
+
 def test_a_weight_of_ones_own(small_root: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.safetensors"
     random_network(TINY).save_pretrained(file)
@@ -116,6 +130,14 @@ def test_a_table_without_its_weight_gets_one_line(
     [
         (["run", "nonsense"], "unknown table 'nonsense'; tables: denoise-bsd400, denoise-bsd300"),
         (["run", "sr", "--sets", "Set6"], "sr has no set 'Set6'"),
+        (["run", "color", "--sets", "Set12"], "color has no set 'Set12'; it has CBSD68, Kodak24"),
+        (["run", "camera", "--methods", "NLRN"], "camera has no method 'NLRN'; it has noisy, NLM-"),
+        (["run", "camera", "--levels", "7"], "camera has no level 7; it has auto, 5, 10, 15"),
+        (["run", "camera", "--shard", "3/2"], "shard must be one of 1/n to n/n, got 3/2"),
+        (
+            ["run", "color", "--sets", "Kodak24", "--levels", "5", "--methods", "NLRN-by-channel"],
+            "NLRN-by-channel at 5: it is for 15, 25, 50 only",
+        ),
         (["run", "sr", "--levels", "two"], "levels must be whole numbers such as 15,25, got 'two'"),
         (["run", "sr", "--protocol", "half"], "protocol must be whole or overlap"),
         (["run", "sr", "--dtype", "fp8"], "dtype must be one of fp32, bf16, got 'fp8'"),

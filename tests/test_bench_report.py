@@ -87,6 +87,34 @@ def test_misprints_and_other_protocols_are_marked() -> None:
     assert "‡: BSD200, the paper's figures follow another protocol" in text
 
 
+def test_where_there_is_no_paper_peers_stand_beside_ours() -> None:
+    table, place = TABLES["color"], {"table": "color", "set": "Kodak24"}
+    rows = complete(32.1, "BM3D-package", **place) + complete(32.8, "denoise-rgb", **place)
+    rendered = report.render(table, report.means(rows))
+    assert rendered.columns == ("set", "sigma", "method", "ours", "others", "over BM3D", "s", "how")
+    lines = {line[2]: dict(zip(rendered.columns, line, strict=True)) for line in rendered.lines}
+    assert list(lines) == [
+        "BM3D-package", "FFDNet, authors' weights", "GRL-T, published", "DRUNet, published",
+        "denoise-rgb",
+    ]  # fmt: skip
+    assert lines["denoise-rgb"]["ours"] == "32.80 / 0.8500"
+    assert lines["denoise-rgb"]["over BM3D"] == "+0.70"
+    assert lines["DRUNet, published"]["others"] == "32.89"
+    for shown in (report.text(rendered), report.markdown(rendered)):
+        assert "paper" not in shown and "▲" not in shown
+        assert "Others: PSNR as published, or measured by us with the authors' weights" in shown
+        assert "Over BM3D: PSNR above that of BM3D-package with the same noise.\n" in shown
+
+
+def test_without_peers_there_is_no_column_for_them() -> None:
+    rows = [example(38.0, table="camera", set="PolyU", level=level) for level in (10, 0)]
+    rendered = report.render(TABLES["camera"], report.means(rows))
+    assert rendered.columns == ("set", "sigma", "method", "ours", "over BM3D", "s", "how")
+    assert [line[1] for line in rendered.lines] == ["auto", "10"]
+    assert rendered.lines[0][3] == "38.00 / 0.8500 (1 of 100)"
+    assert rendered.remarks == [TABLES["camera"].protocol]
+
+
 def test_the_complexity_table_has_sizes() -> None:
     table = TABLES["complexity"]
     rows = complete(27.5, "NLRN-400", table="complexity", level=50, version="denoise-gray-s25@0")
@@ -124,6 +152,22 @@ def test_documents_are_written(tmp_path: Path) -> None:
     assert text.startswith("a\n<!-- bench") and text.endswith("<!-- /bench -->\nb")
     assert documents.write([], tmp_path) == []  # nothing new, nothing lost
     assert documents.stored_rows(tmp_path) == rows
+
+
+def test_the_compact_form_says_whose_figures_they_are() -> None:
+    place = {"table": "universal", "set": "Set12", "level": 50}
+    rows = complete(14.77, "noisy", **place) + complete(26.71, "BM3D-package", **place)
+    rows += complete(27.65, "NLRN", precision="fp32", **place)
+    head, _, line, _ = documents.compact(TABLES["universal"], report.means(rows)).split("\n")
+    assert head == (
+        "| set | sigma | NLRN, ours | noisy, here | BM3D-package, here | DnCNN, authors' weights "
+        "| FFDNet, authors' weights | ADNet, authors' weights | DRUNet, published "
+        "| GRL-T, published |"
+    )
+    assert line == (
+        "| Set12 | 50 | 27.65 / 0.8500 | 14.77 / 0.8500 | 26.71 / 0.8500 | 27.21 | 27.36 | 27.41 | "
+        "27.90 | 27.78 |"
+    )
 
 
 def test_where_the_protocol_is_unknown_the_gain_over_bm3d_counts() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +16,14 @@ from skimage.metrics import peak_signal_noise_ratio
 from nlrn import datasets, weights
 from nlrn.bench import report, run
 from nlrn.bench.methods import MethodOptions
-from nlrn.bench.tables import TABLES
+from nlrn.bench.tables import AUTO, TABLES
 from nlrn.degrade import imresize
 from nlrn.inference import Settings
 
 DATA = os.environ.get("NLRN_DATA")
 needs_images = pytest.mark.skipif(DATA is None, reason="NLRN_DATA names no folder of images")
 DENOISE, SR = TABLES["denoise-bsd400"], TABLES["sr"]
+COLOR, CAMERA = TABLES["color"], TABLES["camera"]
 
 
 def test_rows_are_right(small_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +51,46 @@ def test_rows_are_right(small_root: Path, tmp_path: Path, monkeypatch: pytest.Mo
     inside = slice(3, -3)
     expected = peak_signal_noise_ratio(truth[inside, inside], result[inside, inside])
     assert row.psnr == pytest.approx(expected, abs=1e-4)
+
+
+def test_color_is_measured_over_the_three_channels(small_root: Path, tmp_path: Path) -> None:
+    """Noise and figures against plain computations."""
+    cells, notes = run.plan(COLOR, small_root, MethodOptions(), sets=["Kodak24"], wanted=["noisy"])
+    assert not notes and [cell.level for cell in cells] == [5, 15, 25, 50, 75]
+    row = next(r for r in run.run(cells, tmp_path) if (r.level, r.image) == (25, "1"))
+    clean = datasets.read_image(small_root / "kodak24" / "1.png")
+    digest = hashlib.sha256(b"0:1").digest()
+    generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
+    noisy = clean + 25 * generator.standard_normal(clean.shape)  # neither clipped nor rounded
+    given = run.degraded_pair("color", clean, 25, 0, Path("1.png"))[1]
+    np.testing.assert_allclose(given * 255, noisy, atol=1e-9)
+    rounded = np.floor(noisy.clip(0, 255) + 0.5).astype(np.uint8)
+    error = np.square(rounded.astype(float) - clean).mean()
+    assert row.psnr == pytest.approx(10 * np.log10(255**2 / error), abs=1e-4)
+    by_channel = [run.score(rounded[..., c], clean[..., c], border=0)[1] for c in range(3)]
+    assert row.ssim == pytest.approx(np.mean(by_channel), abs=1e-6)
+
+
+def test_pairs_are_measured_as_they_are(small_root: Path, tmp_path: Path) -> None:
+    cells, _ = run.plan(CAMERA, small_root, MethodOptions(), wanted=["noisy"])
+    assert [cell.level for cell in cells] == [AUTO, 5, 10, 15]
+    rows = run.run(cells, tmp_path)
+    assert [row.image for row in rows[:3]] == ["0_real", "1_real", "2_real"]
+    noisy, clean = (datasets.read_image(small_root / f"polyu/1_{n}.png") for n in ("real", "mean"))
+    expected = peak_signal_noise_ratio(clean, noisy)
+    assert [row.psnr for row in rows[1::3]] == pytest.approx([expected] * 4, abs=1e-4)
+    assert run.image_count("PolyU") == 3 and all(mean.complete for mean in report.means(rows))
+
+    def images(**choices: Any) -> list[str]:
+        cells, _ = run.plan(CAMERA, small_root, MethodOptions(), wanted=["noisy"], **choices)
+        return [file.stem for file in cells[0].files]
+
+    assert images(limit=1) == ["0_real"]
+    assert images(shard=(1, 2)) == ["0_real", "2_real"] and images(shard=(2, 2)) == ["1_real"]
+    with pytest.raises(ValueError, match="shard must be one of 1/n to n/n, got 0/2"):
+        images(shard=(0, 2))
+    with pytest.raises(ValueError, match="camera has no level 7; it has auto, 5, 10, 15"):
+        images(levels=[7])
 
 
 def test_what_is_there_is_not_computed_again(small_root: Path, tmp_path: Path) -> None:
@@ -109,7 +152,7 @@ def test_the_same_network_under_another_name_shares_rows(small_root: Path, tmp_p
 
 
 def test_an_error_loses_no_row(small_root: Path, tmp_path: Path) -> None:
-    def fails_late(degraded: np.ndarray, level: int) -> np.ndarray:
+    def fails_late(degraded: np.ndarray, level: float) -> np.ndarray:
         if level == 25:
             raise RuntimeError("no more\nmemory")
         return degraded
@@ -138,6 +181,8 @@ def test_choices_are_checked(small_root: Path, monkeypatch: pytest.MonkeyPatch) 
         plan(sets=["Set5"])
     with pytest.raises(ValueError, match="has no level 30; it has 15, 25, 50"):
         plan(levels=[30])
+    with pytest.raises(ValueError, match="has no level auto; it has 15, 25, 50"):
+        plan(levels=[AUTO])
     with pytest.raises(ValueError, match="has no method 'magic'; it has noisy"):
         plan(wanted=["magic"])
     with pytest.raises(ValueError, match="limit must be 1 or more, got 0"):
