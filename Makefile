@@ -17,9 +17,9 @@ demo: $(STAMP)
 test: lint browser
 	$(BIN)/python -m pytest
 
-# A minute and a half: everything but the slow tests.
+# A minute and a half on two cores: everything but the slow tests, a process for each core.
 check: lint
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto
 
 # On a machine that has its own packages nothing is installed: make test-gpu PYTHON_GPU=python3
 test-gpu: $(if $(PYTHON_GPU),,$(STAMP))
