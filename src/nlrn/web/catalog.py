@@ -61,12 +61,12 @@ class Catalog:
             raise ValueError(f"task must be one of {', '.join(known)}, got {name[:40]!r}")
         return known[name]
 
-    def choose(self, task: str, model: str | None, sigma: float = 0.0) -> str:
-        """Name of the model that was asked for, or of the best one for the task and the noise."""
+    def choose(self, task: str, model: str | None, sigma: float = 0.0, channels: int = 1) -> str:
+        """Name of the model that was asked for, or of one for the task, noise and channels."""
         names = [info.name for info in self.models() if info.task == task]
         if model is None:
             by_level = task == "denoise" and any(name not in self._files for name in names)
-            model = choose_denoiser(sigma).model if by_level else names[0]
+            model = choose_denoiser(sigma, channels).model if by_level else names[0]
         if model not in names:  # a path, for one, is none of them
             raise ValueError(f"model must be one of {', '.join(names)}, got {model[:40]!r}")
         return model

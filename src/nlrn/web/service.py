@@ -143,7 +143,7 @@ class Service:
     ) -> dict[str, Any]:
         noise = request.noise if "noise" in task.controls else 0.0
         sigma = self._sigma(upload, request.sigma, noise)
-        model = self.catalog.choose(task.name, request.model, sigma)
+        model = self.catalog.choose(task.name, request.model, sigma, upload.channels)
         clean = self.uploads.load(upload)
         given = self.uploads.load(upload, noise)
         result = self.catalog.restore(given, model, request, job.report)
