@@ -265,6 +265,18 @@ def test_noise_beyond_the_trained_range_is_brought_into_it(name: str) -> None:
     torch.testing.assert_close(strong_noise, 0.5 + (plain - 0.5) * 2, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", [name for name in SMALL if SMALL[name]().takes_noise_map])
+def test_where_nothing_varies_nothing_is_changed(name: str) -> None:
+    network = strong(name)
+    x = random_images(1, network.in_channels, 30, 24)
+    x[..., 12:] = 1.0
+    result = Denoiser(network)(x, 0.2)
+    assert (result[..., 16:] == 1).all() and (result[..., :12] != x[..., :12]).any()
+    for level in (0.0, 0.5, 1.0):
+        flat = np.full((20, 30, 3), level, np.float32)
+        assert np.array_equal(Denoiser(network).restore(Image(flat), 50).image.pixels, flat)
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_gradients_flow_when_asked_for(name: str) -> None:
     network = strong(name)

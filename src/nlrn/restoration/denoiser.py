@@ -25,12 +25,14 @@ from nlrn.restoration.base import (
     check_level,
     check_strength,
     from_planes,
+    is_flat,
     noise_level,
     to_planes,
 )
 from nlrn.restoration.choice import Choice, check_quality, choose_denoiser
 
 AUTO = "auto"
+FLAT_REACH = 4  # pixels around one that have to be the same for it to be left alone
 WEAK_NOISE = 0.7  # of a model's level; below it BM3D is better (benchmarks/levels.py)
 
 
@@ -124,7 +126,7 @@ class Denoiser(nn.Module):
         warn_of_weak_noise(engine.network, level)
         announce_time(engine, (image.height, image.width), len(planes), announce)
         given = engine.network.condition(planes, level)
-        removed = given.removed(engine(given.input, progress))
+        removed = _but_flat(planes, given.removed(engine(given.input, progress)), engine.network)
         clean = from_planes(planes - strength * removed, noisy)
         result = clean[0].permute(1, 2, 0).reshape(pixels.shape).contiguous().numpy()
         return Restored(image.with_pixels(images.from_float(result, image.pixels.dtype)), facts)
@@ -160,11 +162,23 @@ class Denoiser(nn.Module):
         planes = to_planes(x, network.in_channels)
         exact = torch.promote_types(x.dtype, torch.float32)
         given = network.condition(planes.to(exact), level if noise_map is None else noise_map)
-        return from_planes(planes - self.strength * given.removed(run(given.input)), x)
+        removed = _but_flat(planes, given.removed(run(given.input)), network)
+        return from_planes(planes - self.strength * removed, x)
 
     def extra_repr(self) -> str:
         """What `print` shows of it."""
         return f"model={self.model!r}, sigma={self.sigma}, strength={self.strength:g}"
+
+
+def _but_flat(planes: Tensor, removed: Tensor, network: Network) -> Tensor:
+    """What was removed, but nothing where nothing varies: black bars, white paper, clipped light.
+
+    For networks of all noise levels, which cannot tell that there is none.
+    """
+    if not network.takes_noise_map:
+        return removed
+    flat = is_flat(planes.detach(), FLAT_REACH).all(1, keepdim=True)
+    return removed.masked_fill(flat, 0.0)
 
 
 def warn_of_weak_noise(network: Network, sigma: float) -> None:

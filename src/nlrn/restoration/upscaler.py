@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import max_pool2d
 
 from nlrn import images, models
 from nlrn.degrade import imresize
@@ -19,7 +18,14 @@ from nlrn.images import Image
 from nlrn.inference import Engine, Settings
 from nlrn.models import Network
 from nlrn.progress import Progress
-from nlrn.restoration.base import Announce, Restored, announce_time, check_batch, warn_of_range
+from nlrn.restoration.base import (
+    Announce,
+    Restored,
+    announce_time,
+    check_batch,
+    is_flat,
+    warn_of_range,
+)
 from nlrn.restoration.choice import choose_upscaler
 
 AUTO = "auto"
@@ -107,7 +113,7 @@ class Upscaler(nn.Module):
         announce_time(self.engine, (large.shape[0], large.shape[1]), 1, announce)
         planes = torch.from_numpy(luminance)[None, None]
         restored = self.engine(planes, progress)
-        result = torch.where(_is_flat(planes, round(factor)), planes, restored)[0, 0].numpy()
+        result = torch.where(is_flat(planes, round(factor)), planes, restored)[0, 0].numpy()
         if not is_gray:
             change = (result - luminance) * RGB_OF_LUMINANCE
             result = np.add(large, change[..., None], out=large)
@@ -131,14 +137,6 @@ class Upscaler(nn.Module):
     def extra_repr(self) -> str:
         """What `print` shows of it."""
         return f"scale={self.scale:g}, model={self.model!r}"
-
-
-def _is_flat(planes: torch.Tensor, reach: int) -> torch.Tensor:
-    """Where all pixels that are up to `reach` away are equal, but for rounding."""
-    side = 2 * reach + 1
-    highest = max_pool2d(planes, side, stride=1, padding=reach)
-    lowest = -max_pool2d(-planes, side, stride=1, padding=reach)
-    return highest - lowest < 1e-5
 
 
 def _like(image: Image, pixels: np.ndarray, opacity: np.ndarray | None) -> Image:
