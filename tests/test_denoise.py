@@ -183,6 +183,9 @@ def test_quality_and_channels_choose_the_model(monkeypatch: pytest.MonkeyPatch) 
     assert choose_denoiser(25, 1, "best") == ("s25", 1)
     with pytest.raises(ValueError, match="quality must be one of fast, balanced, best, got 'ok'"):
         nlrn.denoise(noisy((5, 6), "uint8"), 25, quality="ok")
+    for method, model in (("nlm", None), ("nlrn", "denoise-gray-s25")):
+        with pytest.raises(ValueError, match="quality chooses a model for method nlrn"):
+            nlrn.denoise(noisy((5, 6), "uint8"), 25, quality="fast", method=method, model=model)
 
 
 @pytest.mark.slow

@@ -262,8 +262,11 @@ def test_a_tensor_that_could_be_either_is_refused(shape: tuple[int, ...]) -> Non
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (torch.zeros(2, 3, 7, 9), r"got \[2, 3, 7, 9\]; nlrn\.Denoiser takes batches"),
-        (torch.zeros(1, 1, 7, 9), r"nlrn\.Denoiser takes batches"),
+        (
+            torch.zeros(2, 3, 7, 9),
+            r"got \[2, 3, 7, 9\]; nlrn\.Denoiser and nlrn\.Upscaler take batches",
+        ),
+        (torch.zeros(1, 1, 7, 9), r"nlrn\.Denoiser and nlrn\.Upscaler take batches"),
         (torch.zeros(5, 7, 9), r"\[C, H, W\] with C 1, 3 or 4, got \[5, 7, 9\]"),
         (torch.zeros(7, 9, 5), r"got \[7, 9, 5\]"),
         (torch.zeros(9), r"got \[9\]"),

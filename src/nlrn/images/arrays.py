@@ -127,7 +127,8 @@ def _from_tensor(given: Tensor) -> Array:
 
     shape = list(given.shape)
     if given.ndim == 4:
-        raise ValueError(f"image must be a single one, got {shape}; nlrn.Denoiser takes batches")
+        doors = "nlrn.Denoiser and nlrn.Upscaler take batches"
+        raise ValueError(f"image must have no batch axis, got {shape}; {doors}")
     if given.dtype != torch.uint8 and not given.is_floating_point():
         raise ValueError(f"image must be a tensor of floats or uint8, got {given.dtype}")
     plain = given.detach().cpu()

@@ -144,6 +144,8 @@ def make_denoiser(
 ) -> Denoiser | ClassicDenoiser:
     """The denoiser for a method; the arguments are those of `denoise`."""
     settings = settings or Settings()
+    if quality != "balanced" and (model is not None or method != "nlrn"):
+        raise ValueError("quality chooses a model for method nlrn: it means nothing beside model")
     if method == "nlrn":
         name = AUTO if model is None else model
         return Denoiser(name, quality=quality, sigma=sigma, strength=strength, settings=settings)

@@ -105,6 +105,8 @@ def check_batch(x: Tensor) -> None:
         raise ValueError(f"x must be [B, 1, H, W] or [B, 3, H, W], got {tuple(x.shape)}")
     if not x.is_floating_point():
         raise ValueError(f"x must be floating point in [0, 1], got {x.dtype}")
+    if not x.isfinite().all():
+        raise ValueError("x has NaN or infinite values")
 
 
 def batch_levels(x: Tensor, sigma: float | Tensor | None) -> list[float]:
@@ -120,7 +122,11 @@ def batch_levels(x: Tensor, sigma: float | Tensor | None) -> list[float]:
     given = torch.as_tensor(sigma, dtype=torch.float64).flatten().tolist()
     if len(given) not in (1, len(x)):
         raise ValueError(f"sigma must be a number or one for each of {len(x)}, got {len(given)}")
-    levels = [check_level(level * 255) for level in given]
+    for level in given:
+        if not 0 <= level <= 1:
+            unit = "sigma must be between 0 and 1, in the units of x (25 of 255 is 0.098)"
+            raise ValueError(f"{unit}, got {level:g}")
+    levels = [level * 255 for level in given]
     return levels * len(x) if len(levels) == 1 else levels
 
 

@@ -140,7 +140,7 @@ class Denoiser(nn.Module):
                 [B, 1, H, W] where the model takes one; None takes the denoiser's own.
         """
         check_batch(x)
-        if isinstance(sigma, Tensor) and sigma.dim() > 1:
+        if isinstance(sigma, Tensor) and sigma.dim() == 4:
             return self._clean(x, float(sigma.mean()) * 255, sigma * 255)
         if sigma is None and self.sigma is not None:
             sigma = self.sigma / 255
