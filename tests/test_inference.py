@@ -170,6 +170,21 @@ def test_running_out_of_memory_shrinks_the_tiles(monkeypatch: pytest.MonkeyPatch
         restore(model, image, tile=0)
 
 
+def test_without_any_memory_it_ends_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[None] = []
+
+    def never(*_: object) -> Tensor:
+        calls.append(None)
+        assert len(calls) < 100, "tried again without end"
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")
+
+    monkeypatch.setattr(NLRNInference, "forward", never)
+    for free in (0, 2**26):
+        monkeypatch.setattr(engine, "free_memory", lambda device, free=free: free)
+        with pytest.raises(ValueError, match="not enough memory for 100 x 90 pixels"):
+            restore(strong_network(), picture(1, 1, 90, 100))
+
+
 def test_values_that_no_float_can_hold_are_an_error() -> None:
     image = picture(1, 1, 9, 12)
     image[0, 0, 4, 4] = 1e30

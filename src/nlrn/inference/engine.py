@@ -52,9 +52,9 @@ class Engine:
         settings, device = self.settings, self.device_for(image)
         image = image.detach().float()
         prepared = self.prepare(device, settings.precision)
-        budget, key = settings.memory or 0, (image.shape[-2:], device)
+        budget, key = settings.memory, (image.shape[-2:], device)
         while True:
-            tiles = self._plans.get(key) or self._plan(image.shape[-2:], device, budget or None)
+            tiles = self._plans.get(key) or self._plan(image.shape[-2:], device, budget)
             try:
                 result = self._run(prepared, image, tiles, device, progress)
                 break
@@ -63,12 +63,12 @@ class Engine:
                     raise
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
-                if settings.tile is not None or 0 < budget < 2**20:
+                if settings.tile is not None or (budget is not None and budget < 2**20):
                     size = f"{image.shape[-1]} x {image.shape[-2]}"
                     how = "" if settings.tile is None else f" with tile {settings.tile}"
                     raise ValueError(f"not enough memory for {size} pixels{how}") from error
                 self._plans.pop(key, None)
-                budget = (budget or free_memory(device) // 2) // 2
+                budget = (free_memory(device) // 2 if budget is None else budget) // 2
         if device.type == "cuda":  # there, too little memory is noticed; asking takes a while
             self._plans[key] = tiles
         if is_finite(result, image, settings.precision):
@@ -126,7 +126,7 @@ class Engine:
         self, size: torch.Size | tuple[int, int], device: torch.device, budget: int | None
     ) -> list[Tile]:
         settings = self.settings
-        budget = budget or free_memory(device) // 2
+        budget = free_memory(device) // 2 if budget is None else budget
         return plan(
             self.network, size, settings.tile, settings.exact, settings.precision, budget, device
         )
