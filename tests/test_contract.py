@@ -19,12 +19,14 @@ from nlrn.images import Image
 from nlrn.inference import Engine, Settings
 from nlrn.models import ARCHITECTURES, Network, TrainingMode
 from nlrn.models.nlrn import NLRNConfig, random_network
+from nlrn.models.nlrn_residual import ResidualConfig, random_residual
 from nlrn.restoration import ClassicDenoiser, Denoiser, Upscaler
 from nlrn.restoration.classic import METHODS
 from nlrn.weights import ModelCard
 
 CPU = torch.device("cpu")
 TINY = NLRNConfig(steps=2, channels=8, embed=4, window=5)
+RESIDUAL = ResidualConfig(steps=4, channels=8, embed=4, window=5)
 # A small network of each architecture, in the variants that change its input.
 SMALL: dict[str, Callable[[], Network]] = {
     "nlrn": lambda: random_network(TINY),
@@ -34,6 +36,10 @@ SMALL: dict[str, Callable[[], Network]] = {
         replace(TINY, in_channels=3, out_channels=3, unshuffle=2, noise_map=True)
     ),
     "nlrn-grid-4": lambda: random_network(replace(TINY, unshuffle=4)),
+    "residual": lambda: random_residual(RESIDUAL),
+    "residual-rgb": lambda: random_residual(replace(RESIDUAL, in_channels=3, non_local_every=2)),
+    "residual-cells": lambda: random_residual(replace(RESIDUAL, cells=2, unshuffle=1)),
+    "residual-plain": lambda: random_residual(replace(RESIDUAL, cells=4, non_local_every=0)),
 }
 SIZES = [(1, 1), (7, 10), (24, 13)]
 

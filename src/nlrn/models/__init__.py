@@ -9,6 +9,7 @@ from nlrn import weights
 from nlrn.models.base import AttentionLayout, Network, TrainingMode
 from nlrn.models.conditioning import Conditioned
 from nlrn.models.nlrn import NLRN
+from nlrn.models.nlrn_residual import ResidualNLRN
 from nlrn.weights import ModelCard, WeightsError
 
 __all__ = [
@@ -23,7 +24,9 @@ __all__ = [
 ]
 
 # By the name that a weight's card has for it.
-ARCHITECTURES: dict[str, type[Network]] = {network.architecture: network for network in (NLRN,)}
+ARCHITECTURES: dict[str, type[Network]] = {
+    network.architecture: network for network in (NLRN, ResidualNLRN)
+}
 
 
 def build(architecture: str, config: dict[str, Any]) -> Network:

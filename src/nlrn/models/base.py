@@ -207,3 +207,20 @@ class Network(nn.Module, ABC):
         """Writes weights, config and card into one safetensors file."""
         card = dataclasses.replace(card or self.card, architecture=self.architecture)
         weights.save(path, card, dataclasses.asdict(self.config), self.state_dict())
+
+
+def noise_map_for(image: Tensor, sigma: float | Tensor) -> Tensor:
+    """The noise level of every pixel [B, 1, H, W] of an image [B, C, H, W].
+
+    Args:
+        image: in [0, 1].
+        sigma: noise level in the units of the image: a number, [B], or a map [B, 1, H, W].
+    """
+    level = torch.as_tensor(sigma, dtype=image.dtype, device=image.device)
+    batch, _, height, width = image.shape
+    level = level if level.dim() == 4 else level.reshape(-1, 1, 1, 1)
+    try:
+        return level.expand(batch, 1, height, width)
+    except RuntimeError as error:
+        expected, got = f"[{batch}, 1, {height}, {width}]", tuple(level.shape)
+        raise ValueError(f"a noise map for this image must be {expected}, got {got}") from error

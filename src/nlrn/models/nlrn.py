@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nlrn.models.base import AttentionLayout, Network, TrainingMode, Watch
+from nlrn.models.base import AttentionLayout, Network, TrainingMode, Watch, noise_map_for
 from nlrn.models.nlrn_config import CONFIGS, NLRNConfig
 from nlrn.models.nlrn_inference import NLRNInference
 from nlrn.models.non_local import Attend, NonLocal2d, NonLocalBlock2d, xavier_
@@ -152,13 +152,14 @@ class NLRN(Network):
     ) -> Tensor:
         """The whole network, with cell(t) as the cell of state t, counted from 0."""
         config = self.config
-        skip = state = self.conv_in(self.norm_in(to_grid(image, config)))
+        cells = to_grid(image, config.unshuffle, config.noise_map)
+        skip = state = self.conv_in(self.norm_in(cells))
         correlation: Correlation | None = None
         for t in range(config.steps):
             here = attend if config.is_non_local(t) else None
             state, correlation = cell(t)(state, skip, correlation, self.norm(t), here, spec)
         residual = self.conv_out(F.relu(self.norm_out(state)))
-        return image[:, : config.out_channels] + from_grid(residual, image, config)
+        return image[:, : config.out_channels] + from_grid(residual, image, config.unshuffle)
 
     @property
     def in_channels(self) -> int:
@@ -229,15 +230,7 @@ class NLRN(Network):
         """
         if not self.takes_noise_map:
             return image
-        level = torch.as_tensor(sigma, dtype=image.dtype, device=image.device)
-        batch, _, height, width = image.shape
-        level = level if level.dim() == 4 else level.reshape(-1, 1, 1, 1)
-        try:
-            level = level.expand(batch, 1, height, width)
-        except RuntimeError as error:
-            expected, got = f"[{batch}, 1, {height}, {width}]", tuple(level.shape)
-            raise ValueError(f"a noise map for this image must be {expected}, got {got}") from error
-        return torch.cat([image, level], 1)
+        return torch.cat([image, noise_map_for(image, sigma)], 1)
 
     def with_border(self, border: str) -> NLRN:
         """The same parameters with neighbourhoods that do something else at the image's edge."""

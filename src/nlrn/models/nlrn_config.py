@@ -6,9 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from nlrn.models.config_values import check_positive, check_unshuffle, config_from_dict
 from nlrn.ops import AttentionSpec
-
-UNSHUFFLES = (1, 2, 4)
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,7 @@ class NLRNConfig:
     noise_map: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("steps", "channels", "embed", "in_channels", "out_channels"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_positive(self, "steps", "channels", "embed", "in_channels", "out_channels")
         _ = self.attention  # checks its own values
         if self.non_local_every < 0:
             raise ValueError(f"non_local_every must be 0 or more, got {self.non_local_every}")
@@ -61,22 +58,12 @@ class NLRNConfig:
                 f"out_channels must be at most in_channels ({self.in_channels}), "
                 f"got {self.out_channels}"
             )
-        if self.unshuffle not in UNSHUFFLES:
-            known = ", ".join(map(str, UNSHUFFLES))
-            raise ValueError(f"unshuffle must be one of {known}, got {self.unshuffle}")
+        check_unshuffle(self.unshuffle)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> NLRNConfig:
         """The config with these fields; a field that does not exist is an error naming it."""
-        known = {field.name: type(field.default) for field in dataclasses.fields(cls)}
-        for name, value in values.items():
-            if name not in known:
-                raise ValueError(f"unknown config key {name!r}; known keys: {', '.join(known)}")
-            whole_as_float = known[name] is float and type(value) is int
-            if type(value) is not known[name] and not whole_as_float:
-                kind = known[name].__name__
-                raise ValueError(f"config key {name!r} must be {kind}, got {value!r}")
-        return cls(**values)
+        return config_from_dict(cls, values)
 
     @property
     def attention(self) -> AttentionSpec:

@@ -85,7 +85,7 @@ class NLRNInference(nn.Module):
             on_step: called after every state, to show progress; on CUDA, when it has been launched.
         """
         given, propagate, last = image, self.config.propagate, self.config.steps - 1
-        image = to_grid(image.to(self.device), self.config)
+        image = to_grid(image.to(self.device), self.config.unshuffle, self.config.noise_map)
         image = image.to(self.dtype, memory_format=torch.channels_last)
         image = torch.addcmul(self._image_shift, image, self._image_scale)
         skip = F.conv2d(image, *self._in, padding=1).contiguous(memory_format=torch.channels_last)
@@ -111,7 +111,7 @@ class NLRNInference(nn.Module):
             x = self._convolve(x, state.weight2, state.bias2, skip, state.first)
             if on_step is not None:
                 on_step()
-        residual = from_grid(F.conv2d(x, *self._out, padding=1), given, self.config)
+        residual = from_grid(F.conv2d(x, *self._out, padding=1), given, self.config.unshuffle)
         exact = torch.promote_types(given.dtype, torch.float32)
         return given[:, : self.config.out_channels].to(exact) + residual.to(given.device, exact)
 

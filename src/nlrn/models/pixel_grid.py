@@ -6,21 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nlrn.models.nlrn_config import NLRNConfig
-
 NOISE_SCALE = 2.0  # the map of a noise level of 0..0.3 comes to about the size of the image
 
 
-def to_grid(image: Tensor, config: NLRNConfig) -> Tensor:
+def to_grid(image: Tensor, r: int, noise_map: bool) -> Tensor:
     """An image, with its noise map if it has one [B, C', H, W] -> cells [B, C'', H/r, W/r].
 
     Sides that r does not divide are continued by reflection. The noise map is averaged.
     """
-    r = config.unshuffle
-    if r == 1 and not config.noise_map:
+    if r == 1 and not noise_map:
         return image
     image = _to_multiple(image, r)
-    if not config.noise_map:
+    if not noise_map:
         return F.pixel_unshuffle(image, r)
     pixels, level = image[:, :-1], image[:, -1:]
     if r > 1:
@@ -28,12 +25,12 @@ def to_grid(image: Tensor, config: NLRNConfig) -> Tensor:
     return torch.cat([pixels, NOISE_SCALE * level], 1)
 
 
-def from_grid(cells: Tensor, image: Tensor, config: NLRNConfig) -> Tensor:
+def from_grid(cells: Tensor, image: Tensor, r: int) -> Tensor:
     """Cells [B, C r r, h, w] -> pixels [B, C, H, W] of the size of the image."""
-    if config.unshuffle == 1:
+    if r == 1:
         return cells
     height, width = image.shape[-2:]
-    return F.pixel_shuffle(cells, config.unshuffle)[..., :height, :width]
+    return F.pixel_shuffle(cells, r)[..., :height, :width]
 
 
 def _to_multiple(image: Tensor, r: int) -> Tensor:

@@ -64,3 +64,68 @@ def finish_(
         num_warps=4,
     )
     return image
+
+
+@triton.jit
+def _add_norm_relu_kernel(  # type: ignore[no-untyped-def]
+    stream,
+    added,
+    out,
+    scale,
+    shift,
+    rows,
+    epsilon,
+    C: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    HAS_ADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    channel = tl.arange(0, BLOCK_C)
+    index = row[:, None] * C + channel[None, :]
+    inside = (row < rows)[:, None] & (channel < C)[None, :]
+    value = tl.load(stream + index, mask=inside, other=0.0).to(tl.float32)
+    if HAS_ADDED:
+        value += tl.load(added + index, mask=inside, other=0.0).to(tl.float32)
+        tl.store(stream + index, value.to(stream.dtype.element_ty), mask=inside)
+    value *= tl.rsqrt(tl.sum(value * value, 1)[:, None] / C + epsilon)
+    value *= tl.load(scale + channel, mask=channel < C, other=0.0).to(tl.float32)[None, :]
+    value += tl.load(shift + channel, mask=channel < C, other=0.0).to(tl.float32)[None, :]
+    value = tl.where(value < 0, 0.0, value)  # unlike a maximum, keeps what is not a number
+    tl.store(out + index, value.to(out.dtype.element_ty), mask=inside)
+
+
+def add_norm_relu(
+    stream: Tensor, added: Tensor | None, scale: Tensor, shift: Tensor, epsilon: float
+) -> Tensor:
+    """ReLU(norm(stream + added)) in the dtype of `scale`; the sum is written over `stream`.
+
+    Args:
+        stream: [B, C, H, W], channels last.
+        added: like it, or None.
+        scale: after the norm over the channels of each pixel [C].
+        shift: after the scale [C].
+        epsilon: added to the mean square.
+    """
+    last = torch.channels_last
+    if added is not None:
+        added = added.contiguous(memory_format=last)
+    out = torch.empty_like(stream, dtype=scale.dtype, memory_format=last)
+    channels = stream.shape[1]
+    rows, block = stream.numel() // channels, triton.next_power_of_2(channels)
+    at_once = max(1, 2048 // block)
+    _add_norm_relu_kernel[(triton.cdiv(rows, at_once),)](
+        stream,
+        stream if added is None else added,
+        out,
+        scale,
+        shift,
+        rows,
+        epsilon,
+        C=channels,
+        BLOCK_C=block,
+        HAS_ADDED=added is not None,
+        ROWS=at_once,
+        num_warps=4,
+    )
+    return out

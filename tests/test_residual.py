@@ -1,0 +1,130 @@
+"""The everyday network: its recurrence against a slow reading, its bounds, its kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nlrn.models import TrainingMode
+from nlrn.models.nlrn_residual import ResidualConfig, ResidualNLRN, random_residual
+from nlrn.models.recurrence import EPSILON, FIRST_GATE
+from nlrn.ops import neighborhood_attention
+
+SMALL = ResidualConfig(steps=3, channels=6, embed=4, window=5, in_channels=3, non_local_every=2)
+
+
+def image_of(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+
+def by_the_equations(network: ResidualNLRN, image: Tensor, level: float) -> Tensor:
+    """The network as its docstrings have it, one pixel of one state after the other."""
+    config, r = network.config, network.config.unshuffle
+    batch, channels, height, width = image.shape
+    rows, columns = height // r, width // r
+    cells = torch.zeros(batch, channels * r * r + 1, rows, columns, dtype=torch.float64)
+    for c in range(channels):
+        for dy in range(r):
+            for dx in range(r):
+                cells[:, c * r * r + dy * r + dx] = 2 * image[:, c, dy::r, dx::r] - 1
+    cells[:, -1] = 2 * 2 * level
+    stream, scores = network.conv_in(cells), None
+    for t in range(config.steps):
+        cell = network.states.cell(t)
+        own = {
+            name: p[t].view(1, -1, 1, 1) for name, p in network.states.vectors.named_parameters()
+        }
+        size = (stream.pow(2).mean(1, keepdim=True) + EPSILON).sqrt()
+        x = (stream / size * own["norm_scale"] + own["norm_shift"]).clamp(min=0)
+        if t % config.non_local_every == 0:
+            module = cell.non_local
+            assert module is not None and module.theta is not None and module.psi is not None
+            out, scores = neighborhood_attention(
+                module.theta(x), module.psi(x), module.g(x), config.window,
+                prior_scores=scores, backend="reference",
+            )  # fmt: skip
+            x = x + out
+        x = (cell.conv1(x * own["scale1"]) * own["scale2"] + own["shift2"]).clamp(min=0)
+        stream = stream + cell.conv2(x) * own["gate"]
+    residual = network.conv_out(stream.clamp(min=0))
+    result = image.clone()
+    for c in range(channels):
+        for dy in range(r):
+            for dx in range(r):
+                result[:, c, dy::r, dx::r] += residual[:, c * r * r + dy * r + dx]
+    return result
+
+
+@pytest.mark.parametrize("changes", [{}, {"cells": 3}, {"unshuffle": 4, "in_channels": 1}], ids=str)
+def test_the_network_is_what_its_equations_say(changes: dict[str, Any]) -> None:
+    network = random_residual(replace(SMALL, **changes)).double()
+    torch.nn.init.normal_(network.conv_out.weight, std=0.2)
+    image = image_of(2, network.in_channels, 12, 16)
+    with torch.no_grad():
+        expected = by_the_equations(network, image, 0.1)
+        result = network(network.input_for(image, 0.1))
+    assert (expected - image).abs().max() > 0.1
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-12)
+
+
+def test_gradients_are_those_of_the_equations() -> None:
+    network = random_residual(SMALL).double()
+    torch.nn.init.normal_(network.conv_out.weight, std=0.2)
+    image = image_of(1, 3, 8, 10)
+    grads = []
+    for restored in (
+        by_the_equations(network, image, 0.1),
+        network.for_training(TrainingMode(dtype=torch.float64))(network.input_for(image, 0.1)),
+    ):
+        network.zero_grad()
+        (restored - 0.5).square().sum().backward()
+        grads.append({n: p.grad for n, p in network.named_parameters() if p.requires_grad})
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad, rtol=0, atol=1e-10, msg=name)
+
+
+def test_training_begins_at_the_identity_and_with_weak_states() -> None:
+    network = ResidualNLRN(SMALL)
+    image = image_of(1, 3, 9, 7).float()
+    assert torch.equal(network(network.input_for(image, 0.1)), image)
+    assert (network.states.vectors.get_parameter("gate") == FIRST_GATE).all()
+
+
+def test_no_input_makes_the_states_explode() -> None:
+    """However large what comes in, what a state adds is bounded: the result grows no faster."""
+    network = random_residual(replace(SMALL, steps=24, non_local_every=6)).double()
+    for parameter in network.states.cells.parameters():
+        parameter.data *= 3  # a recurrence that would explode: 24 rounds of a gain above 1
+    image = image_of(1, 3, 16, 16)
+    with torch.no_grad():
+        features = network.conv_in(torch.randn(1, 13, 8, 8, dtype=torch.float64))
+        spec = network.config.attention
+        first = network.states(features, neighborhood_attention, spec)
+        large = network.states(1e6 * features, neighborhood_attention, spec)
+        assert network(network.input_for(image, 0.1)).isfinite().all()
+    added = (large - 1e6 * features).abs().max()
+    assert added < 3 * (first - features).abs().max()
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler looks at gradients that are not there
+def test_a_state_without_a_module_is_compiled_apart() -> None:
+    """torch.compile once took the operator of the first state for that of all."""
+    network = ResidualNLRN(SMALL)
+    torch.nn.init.normal_(network.conv_out.weight, std=0.2)
+    given = network.input_for(image_of(1, 3, 8, 8).float(), 0.1)
+    forward = network.for_training(TrainingMode(dtype=torch.float32))
+    expected = forward(given)
+    for module in network.repeated_modules():
+        module.compile(dynamic=False, backend="eager")
+    torch.testing.assert_close(forward(given), expected)
+
+
+@pytest.mark.parametrize("cells", [0, 2, 5])
+def test_cells_must_share_the_states_out(cells: int) -> None:
+    with pytest.raises(ValueError, match="cells must"):
+        replace(SMALL, cells=cells)
