@@ -140,10 +140,11 @@ def test_the_halo_is_how_far_a_network_looks(name: str) -> None:
         other = image.clone()
         other[..., column + halo + 1 :] += 0.5
         moved = network(network.input_for(other, 0.1))
-        assert torch.equal(moved[..., : column + 1], base[..., : column + 1])
+        near = slice(0, column + 1)  # but for the rounding of what all keys have in common
+        torch.testing.assert_close(moved[..., near], base[..., near], rtol=0, atol=1e-14)
     other = image.clone()
     other[..., 1:] += 0.5
-    assert not torch.equal(network(network.input_for(other, 0.1))[..., :1], base[..., :1])
+    assert (network(network.input_for(other, 0.1)) - base)[..., 0].abs().max() > 1e-12
 
 
 @pytest.mark.parametrize("name", SMALL)

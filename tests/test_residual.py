@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nlrn.models import TrainingMode
+from nlrn.models import TrainingMode, residual_inference
 from nlrn.models.nlrn_residual import ResidualConfig, ResidualNLRN, random_residual
 from nlrn.models.recurrence import EPSILON, FIRST_GATE
 from nlrn.ops import neighborhood_attention
@@ -128,3 +128,26 @@ def test_a_state_without_a_module_is_compiled_apart() -> None:
 def test_cells_must_share_the_states_out(cells: int) -> None:
     with pytest.raises(ValueError, match="cells must"):
         replace(SMALL, cells=cells)
+
+
+def test_half_precision_tells_neighbors_apart_whatever_keys_have_in_common(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Features behind a ReLU have a mean: scores far from zero, and far apart in bfloat16."""
+    network = random_residual(replace(SMALL, steps=6, channels=16, embed=8, non_local_every=1))
+    torch.nn.init.normal_(network.conv_out.weight, std=0.2)
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            if name.endswith(("psi.weight", "theta.weight")):
+                weight += 4.0  # what all keys then have in common
+    given = network.input_for(image_of(1, 3, 24, 32).float(), 0.1)
+    exact = network.double().for_inference(torch.float64)(given)
+    network.float()
+
+    def error() -> float:
+        half = network.for_inference(torch.bfloat16)(given)
+        return float((half - exact).abs().mean() / (exact - given[:, :3]).abs().mean())
+
+    centered = error()
+    monkeypatch.setattr(residual_inference, "_rough_mean", lambda pixels: 0 * pixels[0, 0, 0])
+    assert 2 * centered < error()

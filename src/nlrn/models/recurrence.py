@@ -111,7 +111,7 @@ class ResidualCell(nn.Module):
         super().__init__()
         m = config.channels
         self.non_local = (
-            NonLocal2d(m, config.embed, config.window, border=config.border)
+            NonLocal2d(m, config.embed, config.window, border=config.border, center_keys=True)
             if with_non_local
             else None
         )

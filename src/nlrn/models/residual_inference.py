@@ -22,6 +22,7 @@ from nlrn.ops import attend, kernels_run_on
 if TYPE_CHECKING:
     from nlrn.models.nlrn_residual import ResidualNLRN
 
+SAMPLED = 4  # every so many rows and columns are enough for the mean of the keys
 Weights = tuple[Tensor, Tensor]  # of a convolution: weight and bias
 
 
@@ -66,8 +67,8 @@ class RecurrenceInference(nn.Module):
         for t, state in enumerate(self._states):
             x = self._norm_relu(stream, added, state)
             if state.module is not None:
-                parts = self._project(x, *state.module).split((embed, embed, x.shape[1]), 1)
-                query, key, value = parts
+                rows = self._project(x, *state.module)
+                query, key, value = rows.split((embed, embed, x.shape[1]), 1)
                 x, correlation = attend(
                     query,
                     key,
@@ -97,9 +98,14 @@ class RecurrenceInference(nn.Module):
         return x.add_(state.shift).relu_().permute(0, 3, 1, 2)
 
     def _project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """theta, psi and g of all pixels, one after the other along the channels."""
-        pixels = x.permute(0, 2, 3, 1)  # B H W C
-        rows = F.linear(pixels.flatten(0, 2), weight, bias)
+        """theta, psi and g of all pixels, one after the other along the channels.
+
+        Keys without the mean over some of the pixels: see `non_local.centered`.
+        """
+        keys, pixels = slice(self.config.embed, 2 * self.config.embed), x.permute(0, 2, 3, 1)
+        bias = bias.clone()
+        bias[keys] -= weight[keys] @ _rough_mean(pixels)
+        rows = F.linear(pixels.flatten(0, 2), weight, bias)  # B H W C
         return rows.view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
 
     def _convolve_relu(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -171,6 +177,12 @@ class ResidualInference(nn.Module):
         exact = torch.promote_types(image.dtype, torch.float32)
         restored = from_grid(residual.to(image.device, exact), image, self.config.unshuffle)
         return image[:, : self.config.in_channels].to(exact) + restored
+
+
+def _rough_mean(pixels: Tensor) -> Tensor:
+    """Mean [C] over some pixels of [B, H, W, C]."""
+    some = pixels[:, ::SAMPLED, ::SAMPLED]
+    return some.mean((0, 1, 2), dtype=torch.promote_types(some.dtype, torch.float32)).to(some.dtype)
 
 
 def _double(convolution: nn.Conv2d) -> Weights:
