@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nlrn import atomic, weights
 from nlrn.bench import methods, tables
-from nlrn.bench.report import BASE, Mean, difference, markdown, means, pair, render
+from nlrn.bench.report import Mean, difference, markdown, means, pair, render
 from nlrn.bench.run import Row, read_rows, write_json
 from nlrn.bench.tables import TABLES, Figures, Table
 
@@ -103,6 +103,8 @@ def compact(table: Table, found: Sequence[Mean]) -> str:
     ours = [name for name in methods.NETWORKS if any(m.method == name for m in own)]
     places = dict.fromkeys((m.set, m.level) for m in own if m.method in ours)
     paper = {place: tables.published(table.name, *place) for place in places}
+    if is_of_paper:  # sets that we have added are for the whole table
+        paper = {place: cells for place, cells in paper.items() if cells}
     rivals = [name for name in others if any(name in cells for cells in paper.values())]
     measured = [name for name in ran if any(m.method == name for m in own)]
     columns = ["set", "scale" if table.task == "sr" else "sigma"]
@@ -113,11 +115,8 @@ def compact(table: Table, found: Sequence[Mean]) -> str:
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for place, published in paper.items():
         here = {m.method: m for m in own if (m.set, m.level) == place}
-        gains = tables.has_unknown_protocol(table.name, place[0])
-        base = here.get(BASE, Figures()).psnr if gains else 0.0
-        paper_base = published.get("BM3D", Figures()).psnr if gains else 0.0
-        cells = [_ours(here.get(name), base, published.get(name), paper_base) for name in ours]
-        cells += [_cell(published.get(name), paper_base) for name in known]
+        cells = [_ours(here.get(name), published.get(name)) for name in ours]
+        cells += [_cell(published.get(name)) for name in known]
         cells += [_cell(here.get(name)) for name in measured]
         cells += [_cell(published.get(name)) for name in rivals]
         line = [place[0], table.level(place[1]), *(cell or "-" for cell in cells)]
@@ -125,20 +124,11 @@ def compact(table: Table, found: Sequence[Mean]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _ours(
-    mean: Mean | None, base: float | None, paper: Figures | None, paper_base: float | None
-) -> str:
-    """Our figures; bold where they are at or above the paper's, both taken from their bases."""
-    text, here, there = _cell(mean, base), _gain(mean, base), _gain(paper, paper_base)
-    return text if here is None or there is None or here < there else f"**{text}**"
+def _ours(mean: Mean | None, paper: Figures | None) -> str:
+    """Our figures; bold where they are at or above the paper's."""
+    text, above = _cell(mean), difference(mean and mean.psnr, paper and paper.psnr)
+    return text if above is None or above < 0 else f"**{text}**"
 
 
-def _cell(figures: Mean | Figures | None, base: float | None = 0.0) -> str:
-    """PSNR and SSIM, and the gain over the base if that is a method's."""
-    text = pair(figures.psnr, figures.ssim) if figures else ""
-    gain = _gain(figures, base)
-    return f"{text} ({gain:+.2f})" if base and gain is not None else text
-
-
-def _gain(figures: Mean | Figures | None, base: float | None) -> float | None:
-    return difference(figures.psnr, base) if figures else None
+def _cell(figures: Mean | Figures | None) -> str:
+    return pair(figures.psnr, figures.ssim) if figures else ""
