@@ -200,6 +200,12 @@ def published_for(table: str, image_set: str, level: int, method: str) -> Figure
     return published(table, image_set, level).get(_PUBLISHED_AS.get(method, method), Figures())
 
 
+def published_ablation(name: str) -> dict[str, float]:
+    """What the paper prints for the variants of an ablation: PSNR on Set12 at sigma 25."""
+    content: dict[str, float] = _paper()["ablations"][name]
+    return content
+
+
 def facts(table: str) -> dict[str, dict[str, Any]]:
     """What the paper says about the methods themselves: method -> facts."""
     content: dict[str, dict[str, Any]] = _paper()["facts"].get(table, {})
