@@ -1,12 +1,17 @@
-"""The paper's experiments: which of its cells have a figure of ours."""
+"""The paper's experiments: which of its cells have a figure of ours, and its Figure 4."""
 
 from __future__ import annotations
 
+import json
+import runpy
 from itertools import product
 from pathlib import Path
 
+from PIL import Image
+
 from nlrn.bench import documents, report, tables
 from nlrn.bench.tables import TABLES
+from nlrn.models.nlrn import NLRNConfig, random_network
 
 ROOT = Path(__file__).parents[1]
 OURS = ("BM3D", "WNNM", "NLRN", "NLRN-MV", "NLRN-400", "NLRN-300", "NLRN-300-MV")
@@ -46,3 +51,35 @@ def _missing() -> list[Cell]:
         for table, image_set, levels, names in lines
         for level, method in product(levels.split(","), names.split(","))
     ]
+
+
+def test_the_figure_of_the_states_is_drawn(tmp_path: Path) -> None:
+    file = tmp_path / "six.safetensors"
+    random_network(NLRNConfig(steps=6, channels=8, embed=4, window=15)).save_pretrained(file)
+    script = runpy.run_path(str(ROOT / "examples" / "attention_figure.py"))
+    script["main"](str(file), tmp_path / "maps.png")
+    with Image.open(tmp_path / "maps.png") as picture:
+        assert picture.size == (8 * (135 + 6) - 6, 20 + 3 * (135 + 6))
+
+
+def test_the_curves_of_two_recipes_are_drawn(tmp_path: Path) -> None:
+    for name in ("docs/results", "docs/images"):
+        (tmp_path / name).mkdir(parents=True)
+    runs = {}
+    for name, speed in (("paper", 100), ("ours", 50)):
+        runs[name] = tmp_path / name
+        runs[name].mkdir()
+        lines = []
+        for minute in (1, 2):
+            step = 60 * speed * minute
+            lines.append({"step": step, "loss": 0.1, "seconds": 60.0 * minute, "psnr": None})
+            lines.append({"step": step, "psnr": 27.5 + 0.1 * minute})
+        (runs[name] / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    script = runpy.run_path(str(ROOT / "examples" / "recipe_curves.py"))
+    script["main"]({"paper": runs["paper"]}, tmp_path)
+    script["main"]({"ours": runs["ours"]}, tmp_path)
+    stored = json.loads((tmp_path / "docs/results/recipes.json").read_text())
+    assert stored["paper"] == [[6000, 1.0, 27.6], [12000, 2.0, 27.7]]
+    assert list(stored) == ["paper", "ours"]
+    for name, label in (("steps", "12,000"), ("minutes", "minutes on a GPU")):
+        assert f">{label}<" in (tmp_path / f"docs/images/recipes-{name}.svg").read_text()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 560, 320
-LEFT, RIGHT, TOP, BOTTOM = 62, 18, 34, 48  # margins around the axes
+LEFT, RIGHT, TOP, BOTTOM = 62, 36, 34, 48  # margins around the axes
 COLORS = ("#1f5fa8", "#c2410c", "#3f7d3a", "#7a3e9d")
 Point = tuple[float, float]
 Series = Mapping[str, Sequence[Point]]
