@@ -1,19 +1,24 @@
-"""The paper's experiments: which of its cells have a figure of ours, and its Figure 4."""
+"""The paper: which of its cells have a figure of ours, the map of it, its pictures."""
 
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from itertools import product
 from pathlib import Path
 
+import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 from nlrn.bench import documents, report, tables
 from nlrn.bench.tables import TABLES
+from nlrn.cli import app
 from nlrn.models.nlrn import NLRNConfig, random_network
 
 ROOT = Path(__file__).parents[1]
+MAP = ROOT / "docs" / "paper-map.md"
 OURS = ("BM3D", "WNNM", "NLRN", "NLRN-MV", "NLRN-400", "NLRN-300", "NLRN-300-MV")
 # Cells that are still to be measured: table, set, levels, methods.
 MISSING = """
@@ -51,6 +56,36 @@ def _missing() -> list[Cell]:
         for table, image_set, levels, names in lines
         for level, method in product(levels.split(","), names.split(","))
     ]
+
+
+def _names(pattern: str) -> set[str]:
+    return set(re.findall(pattern, MAP.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+@pytest.mark.parametrize(("what", "count"), [("Equation", 9), ("Table", 6), ("Figure", 8)])
+def test_the_map_has_every_numbered_thing_of_the_paper(what: str, count: int) -> None:
+    lines = _names(rf"^\| {what} (\d+) \| .*`.*\|$")  # with something of ours beside it
+    assert lines == {str(number) for number in range(1, count + 1)}
+
+
+def test_the_map_names_files_and_commands_that_exist() -> None:
+    files = _names(r"`((?:src|docs|tests|examples|configs|benchmarks)/[\w./-]+)")
+    assert len(files) > 20
+    for file in files:
+        assert (ROOT / file).is_file(), file
+    commands = _names(r"`nlrn ((?:bench run [\w-]+)|(?:bench [\w-]+)|\w+)")
+    assert {"bench ablation-metric", "bench window", "bench run sr", "explain"} <= commands
+    for command in commands:
+        words = command.split()
+        if words[:2] == ["bench", "run"]:
+            assert tables.is_of_paper(words.pop())
+        result = CliRunner().invoke(app, [*words, "--help"])
+        assert result.exit_code == 0, f"there is no nlrn {command}"
+
+
+def test_the_map_names_the_networks_of_the_papers_comparisons() -> None:
+    names = _names(r"^\*\*(Wang et al\.|\w+)")
+    assert names == {"Wang et al.", "NLNet", "DRCN", "DRRN", "MemNet"}
 
 
 def test_the_figure_of_the_states_is_drawn(tmp_path: Path) -> None:
