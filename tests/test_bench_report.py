@@ -161,12 +161,20 @@ def test_the_compact_form_says_whose_figures_they_are() -> None:
     assert head == (
         "| set | sigma | NLRN, ours | noisy, here | BM3D-package, here | DnCNN, authors' weights "
         "| FFDNet, authors' weights | ADNet, authors' weights | DRUNet, published "
-        "| GRL-T, published |"
+        "| GRL-T, published | precision of ours |"
     )
     assert line == (
         "| Set12 | 50 | 27.65 / 0.8500 | 14.77 / 0.8500 | 26.71 / 0.8500 | 27.21 | 27.36 | 27.41 | "
-        "27.90 | 27.78 |"
+        "27.90 | 27.78 | fp32 |"
     )
+
+
+def test_the_compact_form_says_how_precise_ours_are() -> None:
+    rows = complete(33.1, "NLRN", precision="fp32") + complete(33.2, "NLRN-MV", precision="bf16")
+    line = documents.compact(DENOISE, report.means(rows)).split("\n")[2]
+    assert line.endswith("| fp32, bf16 |")
+    rows = complete(33.1, "NLRN", precision="fp32") + complete(33.2, "NLRN-MV", precision="fp32")
+    assert documents.compact(DENOISE, report.means(rows)).endswith("| fp32 |\n")
 
 
 def test_sets_that_the_paper_does_not_have_are_for_the_whole_table() -> None:

@@ -146,6 +146,7 @@ def compact(table: Table, found: Sequence[Mean]) -> str:
     columns += [f"{name}, ours" for name in ours] + [f"{name}, paper" for name in known]
     columns += [f"{name}, here" for name in measured]
     columns += [f"{name}, paper" if is_of_paper else name for name in rivals]
+    columns.append("precision of ours")
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for place, published in paper.items():
         here = {m.method: m for m in own if (m.set, m.level) == place}
@@ -153,6 +154,8 @@ def compact(table: Table, found: Sequence[Mean]) -> str:
         cells += [_cell(published.get(name)) for name in known]
         cells += [_cell(here.get(name)) for name in measured]
         cells += [_cell(published.get(name)) for name in rivals]
+        precisions = (here[name].precision for name in ours if name in here)
+        cells.append(", ".join(dict.fromkeys(precisions)))
         line = [place[0], table.level(place[1]), *(cell or "-" for cell in cells)]
         lines.append(f"| {' | '.join(line)} |")
     return "\n".join(lines) + "\n"
