@@ -50,7 +50,7 @@ def schedule(folder: Path, *, steps: int = 2, log_every: int = 1) -> Path:
 
 
 def row(variant: str, psnr: float, seed: int = 0, key: str = "k") -> AblationRow:
-    return AblationRow(variant, seed, key, 100, 2.0, "CPU", psnr - 2, psnr)
+    return AblationRow(variant, seed, key, 100, 2.0, "CPU", "fp32", psnr - 2, psnr)
 
 
 def rows(*found: AblationRow) -> AblationRows:
@@ -112,6 +112,7 @@ def test_a_variant_is_trained_and_measured(variant: str, images: Path, tmp_path:
         base, [variant], tmp_path / "rows.json", root=images, out=tmp_path / "runs"
     )
     (made,) = found.rows
+    assert made.precision == "fp32"
     assert (made.variant, made.seed, made.steps, made.device) == (variant, 0, 4, "CPU")
     assert made.schedule == ablate.schedule_key(base)
     assert list(found.schedules.values()) == [ablate.in_words(base)]
@@ -143,6 +144,14 @@ def test_what_has_a_row_is_not_trained_again_and_what_was_stopped_goes_on(
     again = train(["base"], seed=1)
     assert [r.seed for r in again.rows] == [0, 0, 1]
     assert again.rows[0].test_psnr != again.rows[2].test_psnr
+
+
+def test_what_wants_exact_scores_is_measured_with_them(images: Path, tmp_path: Path) -> None:
+    base, file = configuration.load(schedule(tmp_path)), tmp_path / "rows.json"
+    found = ablate.ablate(
+        base, ["T2", "gaussian"], file, root=images, out=tmp_path / "runs", dtype="bf16"
+    )
+    assert [(r.variant, r.precision) for r in found.rows] == [("T2", "bf16"), ("gaussian", "fp32")]
 
 
 def test_the_time_is_for_all_variants_together(images: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ MISSING = """
 denoise-bsd400 BSD68 15,50 BM3D,WNNM
 denoise-bsd400 Urban100 15,25,50 BM3D,WNNM
 denoise-bsd300 S14 30,50,70 WNNM,NLRN-MV
-denoise-bsd300 BSD200-half 30,50,70 BM3D,WNNM,NLRN,NLRN-MV
+denoise-bsd300 BSD200-half 30,50,70 WNNM,NLRN,NLRN-MV
 denoise-bsd300 Urban100 30,50,70 BM3D,WNNM,NLRN-MV
 complexity Set12 50 NLRN-300-MV
 """

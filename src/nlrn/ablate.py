@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -82,6 +83,7 @@ def ablate(
     seed: int = 0,
     root: Path,
     out: Path,
+    dtype: str = "fp32",
     time_budget_seconds: float | None = None,
 ) -> AblationRows:
     """Trains and measures variants until the time is over; returns all rows of the file.
@@ -93,6 +95,7 @@ def ablate(
         seed: of the weights' start and the patches.
         root: the data root.
         out: folder for a folder of each run.
+        dtype: to measure in; what is trained with scores in float32 is measured with such.
         time_budget_seconds: no training beyond it; measuring comes on top.
 
     Raises:
@@ -108,10 +111,14 @@ def ablate(
         left = None
         if time_budget_seconds is not None:
             left = begun + time_budget_seconds - time.monotonic()
-        if (key, variant, seed) in {row.key for row in found.rows} or (left or 1) < 0:
+        is_over = left is not None and left <= 0
+        if is_over or (key, variant, seed) in {row.key for row in found.rows}:
             continue
+        folder, precision = out / config.name, "fp32" if variant in DENSE else dtype
         try:
-            row = _train(config, variant, key, root, out / config.name, left)
+            row = None
+            if _is_trained(config, root, folder, left):
+                row = _measure(config, variant, key, root, folder, precision)
         except TrainingError as error:  # the others may do better
             problems.append(f"{config.name}: {error}")
             continue
@@ -123,10 +130,8 @@ def ablate(
     return found
 
 
-def _train(
-    config: Config, variant: str, key: str, root: Path, folder: Path, seconds: float | None
-) -> AblationRow | None:
-    """Trains a variant, or goes on with it; None where its steps are not all done."""
+def _is_trained(config: Config, root: Path, folder: Path, seconds: float | None) -> bool:
+    """Trains a variant, or goes on with it; whether all of its steps are done."""
     training.run(
         config,
         resume=(folder / checkpoint.NAME).exists(),
@@ -134,23 +139,30 @@ def _train(
         data_root=root,
         out=folder,
     )
-    if not (folder / WEIGHTS).exists():  # not even a step
-        return None
+    wanted = sum(stage.steps for stage in config.stages)
+    return (folder / WEIGHTS).exists() and models.load(folder / WEIGHTS).card.steps == wanted
+
+
+def _measure(
+    config: Config, variant: str, key: str, root: Path, folder: Path, dtype: str
+) -> AblationRow:
+    """The row of a variant whose weights lie in the folder."""
     card = models.load(folder / WEIGHTS).card
-    if card.steps < sum(stage.steps for stage in config.stages) or card.validation_psnr is None:
-        return None
-    test, device = _test_psnr(folder, root, config.runtime.accelerator)
-    return AblationRow(
-        variant, config.seed, key, card.steps, card.gpu_minutes, device, card.validation_psnr, test
-    )
-
-
-def _test_psnr(folder: Path, root: Path, device: str) -> tuple[float, str]:
-    """Mean PSNR on the test set in float32, and the device that computed it."""
-    options = MethodOptions(weight=str(folder / WEIGHTS), settings=Settings(device=device))
+    settings = Settings(dtype=dtype, device=config.runtime.accelerator)
+    options = MethodOptions(weight=str(folder / WEIGHTS), settings=settings)
     cells, _ = runs.plan(
         TABLES["denoise-bsd400"], root, options, sets=[SET], levels=[SIGMA], wanted=["NLRN"]
     )
     gc.collect()  # of what training recorded on a GPU
     (mean,) = report.means(runs.run(cells, folder / "rows"))
-    return mean.psnr, mean.device
+    return AblationRow(
+        variant=variant,
+        seed=config.seed,
+        schedule=key,
+        steps=card.steps,
+        minutes=card.gpu_minutes,
+        device=mean.device,
+        precision=mean.precision,
+        validation_psnr=card.validation_psnr or math.nan,
+        test_psnr=mean.psnr,
+    )

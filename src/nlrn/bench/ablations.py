@@ -100,8 +100,9 @@ class AblationRow:
         steps: it was trained for.
         minutes: that took, all in all.
         device: that trained it.
+        precision: in which the test images were restored.
         validation_psnr: of the averaged weights, mean over the crops.
-        test_psnr: on Set12 at sigma 25, whole images in float32, mean over the images.
+        test_psnr: on Set12 at sigma 25, whole images, mean over the images.
     """
 
     variant: str
@@ -110,6 +111,7 @@ class AblationRow:
     steps: int
     minutes: float
     device: str
+    precision: str
     validation_psnr: float
     test_psnr: float
 
@@ -200,7 +202,7 @@ def points(ablation: Ablation, found: AblationRows, schedule: str) -> dict[str, 
 
 COLUMNS = (
     "set", "sigma", "variant", "ours", "spread", "to base", "paper", "to base, paper",
-    "validation", "steps", "minutes", "device",
+    "validation", "steps", "minutes", "how",
 )  # fmt: skip
 
 
@@ -239,7 +241,7 @@ def _line(ablation: Ablation, variant: str, here: Mapping[str, Point]) -> tuple[
         f"{point.validation_psnr:.3f}",
         _range([row.steps for row in point.rows]),
         _range([round(row.minutes, 1) for row in point.rows]),
-        " + ".join(sorted({row.device for row in point.rows})),
+        " + ".join(sorted({f"{row.precision}, {row.device}" for row in point.rows})),
     )
 
 

@@ -349,7 +349,7 @@ def text(table: RenderedTable) -> str:
 
 
 def _aligned(cells: Sequence[str], names: Sequence[str], widths: Sequence[int]) -> str:
-    left = ("method", "variant", "how", "device")
+    left = ("method", "variant", "how")
     texts = [cell.ljust(width) if name in left else cell.rjust(width)
              for cell, name, width in zip(cells, names, widths, strict=True)]  # fmt: skip
     return ("  " + "  ".join(texts)).rstrip()

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from nlrn.cli.entry import errors_in_one_line
+from nlrn.cli.restore import Dtype
 
 STORED = "docs/results/ablation.json"
 Files = Annotated[
@@ -33,6 +34,7 @@ def ablate(
     data: Annotated[
         str | None, typer.Option(help="Folder of the image sets; the variable NLRN_DATA otherwise.")
     ] = None,
+    dtype: Dtype = "fp32",
     out: Annotated[str, typer.Option(help="Folder for the folders of the runs.")] = "runs/ablation",
     rows: Annotated[
         str, typer.Option(help="File to keep rows in; what has a row is not trained again.")
@@ -59,6 +61,7 @@ def ablate(
             seed=seed,
             root=datasets.find_root(data),
             out=Path(out),
+            dtype=dtype,
             time_budget_seconds=None if time_budget is None else training.seconds(time_budget),
         )
     for row in found.rows:
