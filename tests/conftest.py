@@ -23,7 +23,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 @pytest.fixture
 def small_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data root of small images in the manifest: Set12 gray, Set5, Kodak24 and PolyU color."""
+    """A data root of small images in the manifest: Set12 gray, the others color."""
     from nlrn import datasets
 
     root = tmp_path / "data"
@@ -33,6 +33,7 @@ def small_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("set12", ("0", "1", "2"), (21, 26)),
         ("set5", ("0", "1"), (29, 26, 3)),
         ("kodak24", ("0", "1"), (19, 24, 3)),
+        ("bsds500/test", ("0", "1"), (27, 34, 3)),
         ("polyu", ("0_mean", "0_real", "1_mean", "1_real", "2_mean", "2_real"), (23, 20, 3)),
     ):
         (root / folder).mkdir(parents=True)

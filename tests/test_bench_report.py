@@ -78,13 +78,12 @@ def test_part_of_a_set_is_not_compared() -> None:
     assert line[3] == "30.00 / 0.8500 (1 of 12)" and line[5] == ""
 
 
-def test_misprints_and_other_protocols_are_marked() -> None:
-    table = TABLES["denoise-bsd300"]
-    rows = [example(table="denoise-bsd300", set="BSD200", level=30, method="noisy")]
-    text = report.markdown(report.render(table, report.means(rows)))
-    assert "| 28.15 / 0.8423 † ‡ |" in text
-    assert "†: BSD200, 30, NLRN: 0.8423 does not fit its neighbours" in text
-    assert "‡: BSD200, the paper's figures follow another protocol" in text
+def test_misprints_are_marked() -> None:
+    place = {"table": "denoise-bsd300", "set": "BSD200-half", "level": 30}
+    rows = complete(28.2, "NLRN", **place)
+    text = report.markdown(report.render(TABLES["denoise-bsd300"], report.means(rows)))
+    assert "| 28.20 / 0.8500 | 28.15 / 0.8423 † | +0.05 ▲ |" in text  # its SSIM is not compared
+    assert "†: BSD200-half, 30, NLRN: 0.8423 does not fit its neighbours" in text
 
 
 def test_where_there_is_no_paper_peers_stand_beside_ours() -> None:
@@ -162,21 +161,29 @@ def test_the_compact_form_says_whose_figures_they_are() -> None:
     assert head == (
         "| set | sigma | NLRN, ours | noisy, here | BM3D-package, here | DnCNN, authors' weights "
         "| FFDNet, authors' weights | ADNet, authors' weights | DRUNet, published "
-        "| GRL-T, published |"
+        "| GRL-T, published | precision of ours |"
     )
     assert line == (
         "| Set12 | 50 | 27.65 / 0.8500 | 14.77 / 0.8500 | 26.71 / 0.8500 | 27.21 | 27.36 | 27.41 | "
-        "27.90 | 27.78 |"
+        "27.90 | 27.78 | fp32 |"
     )
 
 
-def test_where_the_protocol_is_unknown_the_gain_over_bm3d_counts() -> None:
-    place = {"table": "denoise-bsd300", "set": "Set14", "level": 30}
-    block = "<!-- bench denoise-bsd300 compact -->\n<!-- /bench -->"
+def test_the_compact_form_says_how_precise_ours_are() -> None:
+    rows = complete(33.1, "NLRN", precision="fp32") + complete(33.2, "NLRN-MV", precision="bf16")
+    line = documents.compact(DENOISE, report.means(rows)).split("\n")[2]
+    assert line.endswith("| fp32, bf16 |")
+    rows = complete(33.1, "NLRN", precision="fp32") + complete(33.2, "NLRN-MV", precision="fp32")
+    assert documents.compact(DENOISE, report.means(rows)).endswith("| fp32 |\n")
+
+
+def test_sets_that_the_paper_does_not_have_are_for_the_whole_table() -> None:
     label = methods.weight_label("denoise-gray-s30")
-    ours = complete(29.6, "NLRN", precision="fp32", version=label, **place)
-    for bm3d, shown in ((28.72, "**29.60 / 0.8500 (+0.88)**"), (28.73, "29.60 / 0.8500 (+0.87)")):
-        text = documents.fill(block, ours + complete(bm3d, "BM3D-package", **place))
-        assert f"| Set14 | 30 | {shown} | 29.37 / 0.8460 (+0.88) | {bm3d} / 0.8500 |" in text
-    alone = documents.fill(block, ours)
-    assert "| Set14 | 30 | 29.60 / 0.8500 | 29.37 / 0.8460 (+0.88) |" in alone
+    rows = []
+    for image_set in ("S14", "Set14"):
+        place = {"table": "denoise-bsd300", "set": image_set, "level": 30}
+        rows += complete(29.4, "NLRN", precision="fp32", version=label, **place)
+    block = "<!-- bench denoise-bsd300 {} -->\n<!-- /bench -->"
+    short, whole = (documents.fill(block.format(form), rows) for form in ("compact", "full"))
+    assert "| S14 | 30 | **29.40 / 0.8500** | 29.37 / 0.8460 |" in short and "Set14" not in short
+    assert "| Set14 | 30 | NLRN | 29.40 / 0.8500 | - |" in whole

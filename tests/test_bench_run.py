@@ -17,7 +17,7 @@ from nlrn import datasets, weights
 from nlrn.bench import report, run
 from nlrn.bench.methods import MethodOptions
 from nlrn.bench.tables import AUTO, TABLES
-from nlrn.degrade import imresize
+from nlrn.degrade import imresize, rgb2gray
 from nlrn.inference import Settings
 
 DATA = os.environ.get("NLRN_DATA")
@@ -51,6 +51,24 @@ def test_rows_are_right(small_root: Path, tmp_path: Path, monkeypatch: pytest.Mo
     inside = slice(3, -3)
     expected = peak_signal_noise_ratio(truth[inside, inside], result[inside, inside])
     assert row.psnr == pytest.approx(expected, abs=1e-4)
+
+
+def test_images_at_half_size(small_root: Path, tmp_path: Path) -> None:
+    """Gray first, then MATLAB's imresize of 8 bits, then the noise."""
+    table = TABLES["denoise-bsd300"]
+    cells, _ = run.plan(
+        table, small_root, MethodOptions(), sets=["bsd200-HALF", "BSD200"], wanted=["noisy"]
+    )
+    file = small_root / "bsds500" / "test" / "1.png"
+    clean = run.read_image("BSD200-half", file)
+    assert clean.dtype == np.uint8 and clean.shape == (14, 17)
+    assert np.array_equal(clean, imresize(rgb2gray(datasets.read_image(file)), 0.5))
+    noisy = run.degraded_pair("denoise", clean, 50, 0, file)[1]
+    rounded = np.floor(noisy.clip(0, 1) * 255 + 0.5).astype(np.uint8)
+    rows = {(r.set, r.level, r.image): r.psnr for r in run.run(cells, tmp_path / "rows")}
+    expected = peak_signal_noise_ratio(clean, rounded)
+    assert rows["BSD200-half", 50, "1"] == pytest.approx(expected, abs=1e-4)
+    assert rows["BSD200", 50, "1"] != rows["BSD200-half", 50, "1"]
 
 
 def test_color_is_measured_over_the_three_channels(small_root: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ STOREYS = [
     ["restoration"],
     ["attention_maps"],
     ["batch", "bench", "training"],
-    ["web"],
+    ["ablate", "web"],
     ["cli"],
     ["__main__"],
 ]

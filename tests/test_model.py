@@ -12,6 +12,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from nlrn import weights
+from nlrn.models import TrainingMode
 from nlrn.models.nlrn import CONFIGS, NLRN, NLRNConfig, NonLocal2d, NonLocalBlock2d, random_network
 from nlrn.ops import AFFINITIES, neighborhood_attention
 from nlrn.weights import ModelCard, Published
@@ -105,6 +106,19 @@ def test_propagation_and_module_spacing_change_the_result() -> None:
     for i, a in enumerate(results):
         for b in results[i + 1 :]:
             assert (a - b).abs().max() > 1e-6
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler looks at gradients that are not there
+@pytest.mark.parametrize("backend", ["auto", "dense"])
+@pytest.mark.parametrize("name", ["nlrn-every-2", "nlrn-every-3"])
+def test_a_state_without_a_module_is_compiled_apart(name: str, backend: str) -> None:
+    """torch.compile once took the operator of the first state for that of all."""
+    network, image = random_network(small(CONFIGS[name])), torch.rand(1, 1, 7, 10)
+    forward = network.for_training(TrainingMode(backend=backend, dtype=torch.float32))
+    expected = forward(image)
+    for module in network.repeated_modules():
+        module.compile(dynamic=False, backend="eager")
+    torch.testing.assert_close(forward(image), expected)
 
 
 def test_a_new_network_is_the_identity() -> None:

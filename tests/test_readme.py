@@ -44,7 +44,7 @@ def test_commands_name_files_and_options_that_exist() -> None:
                 assert anchor in [name.replace(" ", "-") for name in anchors], link
     runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
     for command, options in re.findall(
-        r"^    nlrn ((?:(?:data|bench) )?\w+)(.*?)(?:#|$)", text, re.MULTILINE
+        r"^    nlrn ((?:(?:data|bench) )?\w[\w-]*)(.*?)(?:#|$)", text, re.MULTILINE
     ):
         result = runner.invoke(app, [*command.split(), "--help"])
         assert result.exit_code == 0, f"there is no nlrn {command}"

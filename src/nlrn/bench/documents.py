@@ -10,12 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from nlrn import atomic, weights
-from nlrn.bench import methods, tables
-from nlrn.bench.report import BASE, Mean, difference, markdown, means, pair, render
+from nlrn.bench import ablations, methods, tables
+from nlrn.bench.ablations import ABLATIONS, AblationRows
+from nlrn.bench.report import Mean, difference, markdown, means, pair, render
 from nlrn.bench.run import Row, read_rows, write_json
 from nlrn.bench.tables import TABLES, Figures, Table
 
 ROWS = Path("docs") / "results"  # one file of rows for each table
+ABLATION_ROWS, IMAGES = ROWS / "ablation.json", Path("docs") / "images"
 DOCUMENTS = (Path("README.md"), Path("docs") / "results.md")
 # What the README shows: of the paper's other methods, of peers, and of what ran here.
 RIVALS = ("BM3D", "DnCNN", "MemNet")
@@ -24,11 +26,17 @@ PEERS = (
     "ADNet, published", "DRUNet, published", "GRL-T, published",
 )  # fmt: skip
 MEASURED = ("bicubic", "BM3D-package", "BM3D", "WNNM")
+NONE = AblationRows()
 _BLOCK = re.compile(r"(<!-- bench (\S+) (\S+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
 
-def write(rows: Sequence[Row], root: Path) -> list[Path]:
-    """Adds rows to those behind the documents, and writes the tables in them anew.
+def write(rows: Sequence[Row], root: Path, trained: AblationRows = NONE) -> list[Path]:
+    """Adds rows to those behind the documents, and writes tables and curves in them anew.
+
+    Args:
+        rows: of tables.
+        root: of the repository.
+        trained: rows of ablations.
 
     Returns:
         The files that have changed.
@@ -41,15 +49,25 @@ def write(rows: Sequence[Row], root: Path) -> list[Path]:
     known = {(row.table, row.key): row for row in stored_rows(root)}
     known |= {(row.table, row.key): row for row in rows}
     kept = current_rows(known.values())
-    before = {path: _content(path) for path in (*_row_files(root), *map(root.joinpath, DOCUMENTS))}
+    trained = stored_ablations(root).joined(trained)
+    pictures = {root / IMAGES / f"{name}.svg": ablations.curve(a, trained)
+                for name, a in ABLATIONS.items()}  # fmt: skip
+    files = (*_row_files(root), root / ABLATION_ROWS, *pictures, *map(root.joinpath, DOCUMENTS))
+    before = {path: _content(path) for path in files}
     for name, file in zip(TABLES, _row_files(root), strict=True):
         if own := [row.to_json() for row in kept if row.table == name]:
             write_json(file, own)
         else:
             file.unlink(missing_ok=True)
+    if trained.rows:
+        ablations.write(root / ABLATION_ROWS, trained)
+    for path, picture in pictures.items():
+        if picture:
+            path.parent.mkdir(exist_ok=True)
+            atomic.write_text(path, picture)
     for document in DOCUMENTS:
         path = root / document
-        atomic.write_text(path, fill(path.read_text(encoding="utf-8"), kept))
+        atomic.write_text(path, fill(path.read_text(encoding="utf-8"), kept, trained))
     return [path for path, content in before.items() if _content(path) != content]
 
 
@@ -66,6 +84,11 @@ def stored_rows(root: Path) -> list[Row]:
     return read_rows(_row_files(root), missing_ok=True)
 
 
+def stored_ablations(root: Path) -> AblationRows:
+    """The rows of ablations behind the documents."""
+    return ablations.read(path for path in [root / ABLATION_ROWS] if path.exists())
+
+
 def current_rows(rows: Iterable[Row]) -> list[Row]:
     """Rows of the tables as they are now: a network's only with the weight in the package."""
     labels = {name: methods.weight_label(name) for name in weights.manifest()}
@@ -79,7 +102,7 @@ def _is_current(row: Row, labels: Mapping[str, str]) -> bool:
     return row.version == labels.get(table.weights[row.method].get(row.level, ""))
 
 
-def fill(document: str, rows: Sequence[Row]) -> str:
+def fill(document: str, rows: Sequence[Row], trained: AblationRows = NONE) -> str:
     """The document with every table between its marks written anew."""
     found = means(rows)
 
@@ -87,12 +110,23 @@ def fill(document: str, rows: Sequence[Row]) -> str:
         start, name, form, end = match.groups()
         if form not in ("full", "compact"):
             raise ValueError(f"a table in the documents is full or compact, not {form!r}")
+        if name in ABLATIONS:
+            return f"{start}{_ablation(name, trained)}{end}"
         named = tables.find(name)
         full = form == "full"
         body = markdown(render(named, found, everywhere=True)) if full else compact(named, found)
         return f"{start}{body}{end}"
 
     return _BLOCK.sub(table, document)
+
+
+def _ablation(name: str, trained: AblationRows) -> str:
+    """The table of an ablation, its curve below."""
+    ablation = ABLATIONS[name]
+    text = markdown(ablations.render(ablation, trained))
+    if ablations.curve(ablation, trained):
+        text += f"\n![{ablation.title}]({IMAGES.name}/{name}.svg)\n"
+    return text
 
 
 def compact(table: Table, found: Sequence[Mean]) -> str:
@@ -103,6 +137,8 @@ def compact(table: Table, found: Sequence[Mean]) -> str:
     ours = [name for name in methods.NETWORKS if any(m.method == name for m in own)]
     places = dict.fromkeys((m.set, m.level) for m in own if m.method in ours)
     paper = {place: tables.published(table.name, *place) for place in places}
+    if is_of_paper:  # sets that we have added are for the whole table
+        paper = {place: cells for place, cells in paper.items() if cells}
     rivals = [name for name in others if any(name in cells for cells in paper.values())]
     measured = [name for name in ran if any(m.method == name for m in own)]
     columns = ["set", "scale" if table.task == "sr" else "sigma"]
@@ -110,35 +146,28 @@ def compact(table: Table, found: Sequence[Mean]) -> str:
     columns += [f"{name}, ours" for name in ours] + [f"{name}, paper" for name in known]
     columns += [f"{name}, here" for name in measured]
     columns += [f"{name}, paper" if is_of_paper else name for name in rivals]
+    columns.append("precision of ours")
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for place, published in paper.items():
         here = {m.method: m for m in own if (m.set, m.level) == place}
-        gains = tables.has_unknown_protocol(table.name, place[0])
-        base = here.get(BASE, Figures()).psnr if gains else 0.0
-        paper_base = published.get("BM3D", Figures()).psnr if gains else 0.0
-        cells = [_ours(here.get(name), base, published.get(name), paper_base) for name in ours]
-        cells += [_cell(published.get(name), paper_base) for name in known]
+        cells = [_ours(here.get(name), published.get(name)) for name in ours]
+        cells += [_cell(published.get(name)) for name in known]
         cells += [_cell(here.get(name)) for name in measured]
         cells += [_cell(published.get(name)) for name in rivals]
+        precisions = (here[name].precision for name in ours if name in here)
+        cells.append(", ".join(dict.fromkeys(precisions)))
         line = [place[0], table.level(place[1]), *(cell or "-" for cell in cells)]
         lines.append(f"| {' | '.join(line)} |")
     return "\n".join(lines) + "\n"
 
 
-def _ours(
-    mean: Mean | None, base: float | None, paper: Figures | None, paper_base: float | None
-) -> str:
-    """Our figures; bold where they are at or above the paper's, both taken from their bases."""
-    text, here, there = _cell(mean, base), _gain(mean, base), _gain(paper, paper_base)
-    return text if here is None or there is None or here < there else f"**{text}**"
+def _ours(mean: Mean | None, paper: Figures | None) -> str:
+    """Our figures; bold where they are at or above the paper's."""
+    text, above = _cell(mean), None
+    if mean is not None and paper is not None:
+        above = difference(mean.psnr, paper.psnr)
+    return text if above is None or above < 0 else f"**{text}**"
 
 
-def _cell(figures: Mean | Figures | None, base: float | None = 0.0) -> str:
-    """PSNR and SSIM, and the gain over the base if that is a method's."""
-    text = pair(figures.psnr, figures.ssim) if figures else ""
-    gain = _gain(figures, base)
-    return f"{text} ({gain:+.2f})" if base and gain is not None else text
-
-
-def _gain(figures: Mean | Figures | None, base: float | None) -> float | None:
-    return difference(figures.psnr, base) if figures else None
+def _cell(figures: Mean | Figures | None) -> str:
+    return pair(figures.psnr, figures.ssim) if figures else ""

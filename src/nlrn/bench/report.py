@@ -15,7 +15,7 @@ from nlrn.bench.run import Row, image_count
 from nlrn.bench.tables import TABLES, Figures, Table
 
 BETTER = "▲"  # at a figure of ours that is above the paper's
-MISPRINT, OTHER = "†", "‡"  # at a figure of the paper: its SSIM, or its protocol
+MISPRINT = "†"  # at a figure of the paper whose SSIM cannot be right
 BASE = "BM3D-package"  # what gains are measured over: the program that everyone has
 OVER_BASE = f"Over BM3D: PSNR above that of {BASE} with the same noise"
 # Under a table that has figures of other networks.
@@ -205,12 +205,6 @@ def _notes(table: Table, image_set: str, level: int, method: str) -> dict[str, s
     if note := tables.misprint(table.name, image_set, level, method):
         where = f"{image_set}, {table.level(level)}, {method}"
         found[MISPRINT] = f"{MISPRINT}: {where}: {note} (a misprint)."
-    paper = tables.published_for(table.name, image_set, level, method)
-    if paper.psnr is not None and tables.has_unknown_protocol(table.name, image_set):
-        found[OTHER] = (
-            f"{OTHER}: {image_set}, the paper's figures follow another protocol (its BM3D is 0.3 "
-            "to 0.6 dB from what BM3D gives on these images); compare the gains over BM3D."
-        )
     return found
 
 
@@ -231,7 +225,7 @@ def _ours(mean: Mean | None) -> str:
 
 def _differences(mean: Mean | None, paper: Figures, notes: Container[str]) -> str:
     """Ours minus the paper's; empty where the two cannot be compared."""
-    if mean is None or not mean.complete or mean.exact or OTHER in notes:
+    if mean is None or not mean.complete or mean.exact:
         return ""
     psnr = difference(mean.psnr, paper.psnr)
     if psnr is None:
@@ -355,7 +349,7 @@ def text(table: RenderedTable) -> str:
 
 
 def _aligned(cells: Sequence[str], names: Sequence[str], widths: Sequence[int]) -> str:
-    left = ("method", "how")
+    left = ("method", "variant", "how")
     texts = [cell.ljust(width) if name in left else cell.rjust(width)
              for cell, name, width in zip(cells, names, widths, strict=True)]  # fmt: skip
     return ("  " + "  ".join(texts)).rstrip()

@@ -248,7 +248,7 @@ def _row(cell: Cell, file: Path, seed: int, psnr: float, ssim: float, seconds: f
 
 def _measure(cell: Cell, file: Path, seed: int) -> Row:
     """Degrades an image, restores it and compares."""
-    image = datasets.read_image(file)
+    image = read_image(cell.set, file)
     if cell.set in datasets.PAIRS:
         clean, degraded = datasets.read_image(_reference(cell.set, file)), image / 255
     else:
@@ -262,6 +262,13 @@ def _measure(cell: Cell, file: Path, seed: int) -> Row:
     seconds = time.perf_counter() - begun
     psnr, ssim = score(restored, clean, border=cell.level if cell.table.task == "sr" else 0)
     return _row(cell, file, seed, round(psnr, 4), round(ssim, 6), round(seconds, 4))
+
+
+def read_image(image_set: str, file: Path) -> np.ndarray:
+    """An image of a set, uint8, as tables take it: whole, or in gray at half size."""
+    if image_set not in datasets.HALVED:
+        return datasets.read_image(file)
+    return degrade.imresize(datasets.read_gray(file), 0.5)
 
 
 def _reference(image_set: str, file: Path) -> Path:

@@ -96,8 +96,9 @@ TABLES = {
         ),
         Table(
             "denoise-bsd300", "Denoising, models trained on 300 images (as RED and MemNet)",
-            "denoise", sets=("Set14", "BSD200", "Urban100"), levels=(30, 50, 70),
-            methods=(*_CLASSIC, "NLRN", "NLRN-MV"), weights={"NLRN": _BSD300, "NLRN-MV": _BSD300},
+            "denoise", sets=("S14", "BSD200-half", "Urban100", "Set14", "BSD200"),
+            levels=(30, 50, 70), methods=(*_CLASSIC, "NLRN", "NLRN-MV"),
+            weights={"NLRN": _BSD300, "NLRN-MV": _BSD300},
         ),
         Table(
             "sr", "Super-resolution, one model for all scales", "sr",
@@ -199,6 +200,12 @@ def published_for(table: str, image_set: str, level: int, method: str) -> Figure
     return published(table, image_set, level).get(_PUBLISHED_AS.get(method, method), Figures())
 
 
+def published_ablation(name: str) -> dict[str, float]:
+    """What the paper prints for the variants of an ablation: PSNR on Set12 at sigma 25."""
+    content: dict[str, float] = _paper()["ablations"][name]
+    return content
+
+
 def facts(table: str) -> dict[str, dict[str, Any]]:
     """What the paper says about the methods themselves: method -> facts."""
     content: dict[str, dict[str, Any]] = _paper()["facts"].get(table, {})
@@ -213,12 +220,3 @@ def misprint(table: str, image_set: str, level: int, method: str) -> str:
         ):  # fmt: skip
             return str(cell["note"])
     return ""
-
-
-def has_unknown_protocol(table: str, image_set: str) -> bool:
-    """Whether the paper's figures for the set follow a protocol that is not known.
-
-    Its BM3D is then far from what BM3D gives on the published images, so only gains over BM3D
-    can be compared.
-    """
-    return image_set in _paper()["other_protocol"].get(table, ())

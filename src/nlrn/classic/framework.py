@@ -59,7 +59,7 @@ class NonLocal:
 def non_local_means(
     image: Tensor, patch: int, window: int, a: float, h: float, bias: float = 0.0
 ) -> NonLocal:
-    """Equation 4 for an image [H, W]: Gaussian-weighted distance of patches, G the identity.
+    """Equation 3 for an image [H, W]: Gaussian-weighted distance of patches, G the identity.
 
     Args:
         image: [H, W].
@@ -91,7 +91,7 @@ def attention(
     affinity: str,
     bandwidth: float = 10.0,
 ) -> NonLocal:
-    """What `NonLocal2d` adds to its input (equations 5 to 8), with the mask border.
+    """What `NonLocal2d` adds to its input (equations 4 to 6), with the mask border.
 
     Args:
         theta: X W_theta [N, l].

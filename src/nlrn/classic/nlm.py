@@ -29,7 +29,7 @@ def denoise_nlm(
     device: str | torch.device = "cpu",
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """The image without its noise, by non-local means (soft block matching, equation 4).
+    """The image without its noise, by non-local means (soft block matching, equation 3).
 
         Z_i = 1/delta_i sum_j exp(-|X_i - X_j|^2_{2,a} / h^2) X_j,   delta_i = sum_j exp(...)
 
@@ -85,7 +85,7 @@ def gaussian(side: int, deviation: float) -> Tensor:
 def _filter(
     plane: Tensor, kernel: Tensor, window: int, h2: float, bias: float, tell: Progress
 ) -> Tensor:
-    """Equation 4 for a plane [H, W]."""
+    """Equation 3 for a plane [H, W]."""
     kernel, radius = kernel.to(plane), len(kernel) // 2
     padded = F.pad(plane[None, None], (radius,) * 4, mode="reflect")[0, 0]
     total, weights = plane.clone(), torch.ones_like(plane)  # each pixel itself, with weight 1

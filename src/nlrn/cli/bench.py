@@ -137,17 +137,23 @@ def merge(
 def docs(
     files: Annotated[
         list[str] | None,
-        typer.Argument(help="Files of rows to add to those in docs/results.", show_default=False),
+        typer.Argument(
+            help="Files of rows, of ablations too, to add to those in docs/results.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Write the tables in README.md and docs/ anew; run it in the repository's root."""
     with errors_in_one_line():
         from pathlib import Path
 
-        from nlrn.bench import documents
+        from nlrn.bench import ablations, documents
         from nlrn.bench import run as runs
 
-        changed = documents.write(runs.read_rows(files or []), Path())
+        paths = [Path(file) for file in files or []]
+        trained = [path for path in paths if ablations.is_file_of_rows(path)]
+        rows = runs.read_rows(path for path in paths if path not in trained)
+        changed = documents.write(rows, Path(), ablations.read(trained))
     for path in changed:
         typer.echo(path)
 

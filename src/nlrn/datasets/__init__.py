@@ -51,6 +51,7 @@ SETS: dict[str, tuple[str, ...]] = {
     "CBSD68": ("bsds500/val",),
     "BSD100": ("bsds500/val",),
     "BSD200": ("bsds500/test",),
+    "BSD200-half": ("bsds500/test",),
     "Urban100": ("urban100",),
     "Kodak24": ("kodak24",),
     "PolyU": ("polyu",),
@@ -68,14 +69,16 @@ SETS: dict[str, tuple[str, ...]] = {
 }
 _PARTS = ("bsds500/train", "bsds500/test", "bsds500/val", "t91")  # folders that sets are made of
 TEST_SETS = (
-    "Set5", "Set12", "Set14", "S14", "BSD68", "CBSD68", "BSD100", "BSD200", "Urban100", "Kodak24",
-    "PolyU",
+    "Set5", "Set12", "Set14", "S14", "BSD68", "CBSD68", "BSD100", "BSD200", "BSD200-half",
+    "Urban100", "Kodak24", "PolyU",
 )  # fmt: skip
 # Test sets, and what may not choose or train a model, are refused by the training configs.
 TRAINING_SETS = ("bsd400", "bsd300", "sr291", "cc0", "bsds500/train", "t91")
 VALIDATION_SETS = (
     "bsd400-validation", "bsd300-validation", "sr-validation", "bsds500/test", "t91",
 )  # fmt: skip
+# Sets whose images are taken in gray at half size, as MemNet's tests take BSD200.
+HALVED = ("BSD200-half",)
 # Sets of pairs: how the names of a noisy image and of its reference end.
 PAIRS = {"PolyU": ("_real", "_mean")}
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")

@@ -61,15 +61,24 @@ class RecurrentCell(nn.Module):
         skip: Tensor,
         correlation: Correlation | None,
         norms: BatchNorms,
+        non_local: bool,
         attend: Attend | None,
-        spec: AttentionSpec | None = None,
+        spec: AttentionSpec,
     ) -> tuple[Tensor, Correlation | None]:
         """States s^(t-1) and s^0 [B, m, H, W] -> (s^t, correlation to hand on).
 
-        Without `attend` the non-local module takes no part.
+        Args:
+            state: the state before.
+            skip: the first one.
+            correlation: what the state before handed on.
+            norms: batch norms of this state.
+            non_local: whether the non-local module takes part. (Not to be told from `attend`: of
+                that, torch.compile would take what it was at the first state.)
+            attend: computes the operator.
+            spec: takes the place of the module's own.
         """
         x = F.relu(norms.non_local(state))
-        if attend is not None and self.non_local is not None:
+        if non_local and self.non_local is not None:
             x, correlation = self.non_local(x, correlation, attend, spec)
         x = self.conv1(norms.conv1(x))  # no ReLU here, as in the authors' code
         x = self.conv2(F.relu(norms.conv2(x)))
@@ -156,8 +165,8 @@ class NLRN(Network):
         skip = state = self.conv_in(self.norm_in(cells))
         correlation: Correlation | None = None
         for t in range(config.steps):
-            here = attend if config.is_non_local(t) else None
-            state, correlation = cell(t)(state, skip, correlation, self.norm(t), here, spec)
+            here, norms = attend is not None and config.is_non_local(t), self.norm(t)
+            state, correlation = cell(t)(state, skip, correlation, norms, here, attend, spec)
         residual = self.conv_out(F.relu(self.norm_out(state)))
         return image[:, : config.out_channels] + from_grid(residual, image, config.unshuffle)
 

@@ -36,7 +36,7 @@ PICTURE = "validation.png"
 
 
 def run(
-    config_path: str | Path,
+    config: str | Path | Config,
     *,
     resume: bool = False,
     time_budget_seconds: float | None = None,
@@ -53,7 +53,7 @@ def run(
     validation with the highest PSNR), `metrics.jsonl` and `validation.png`.
 
     Args:
-        config_path: the TOML file.
+        config: the TOML file, or what it would say.
         resume: goes on from the checkpoint in the folder.
         time_budget_seconds: stops after this time, counted from the call, with everything saved;
             saving and the last validation come on top, a few seconds.
@@ -69,7 +69,8 @@ def run(
         KeyboardInterrupt: after Ctrl-C or SIGTERM, when everything is saved.
     """
     begun = time.monotonic()
-    config = configuration.load(config_path)
+    if not isinstance(config, Config):
+        config = configuration.load(config)
     if start_from is not None:
         config = dataclasses.replace(config, start_from=start_from)
     files = run_files.find(config.data, data_root)
