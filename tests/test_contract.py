@@ -38,6 +38,7 @@ SMALL: dict[str, Callable[[], Network]] = {
     "nlrn-grid-4": lambda: random_network(replace(TINY, unshuffle=4)),
     "residual": lambda: random_residual(RESIDUAL),
     "residual-rgb": lambda: random_residual(replace(RESIDUAL, in_channels=3, non_local_every=2)),
+    "residual-limit": lambda: random_residual(replace(RESIDUAL, embed_limit=0.5)),
     "residual-cells": lambda: random_residual(replace(RESIDUAL, cells=2, unshuffle=1)),
     "residual-plain": lambda: random_residual(replace(RESIDUAL, cells=4, non_local_every=0)),
 }

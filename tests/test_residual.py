@@ -44,8 +44,14 @@ def by_the_equations(network: ResidualNLRN, image: Tensor, level: float) -> Tens
         if t % config.non_local_every == 0:
             module = cell.non_local
             assert module is not None and module.theta is not None and module.psi is not None
+            query, key = module.theta(x), module.psi(x)
+            if config.embed_limit:
+                query, key = (
+                    e / (1 + e.pow(2).sum(1, keepdim=True) / config.embed_limit**2).sqrt()
+                    for e in (query, key)
+                )
             out, scores = neighborhood_attention(
-                module.theta(x), module.psi(x), module.g(x), config.window,
+                query, key, module.g(x), config.window,
                 prior_scores=scores, backend="reference",
             )  # fmt: skip
             x = x + out
@@ -60,7 +66,9 @@ def by_the_equations(network: ResidualNLRN, image: Tensor, level: float) -> Tens
     return result
 
 
-@pytest.mark.parametrize("changes", [{}, {"cells": 3}, {"unshuffle": 4, "in_channels": 1}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"cells": 3}, {"unshuffle": 4, "in_channels": 1}, {"embed_limit": 0.5}], ids=str
+)
 def test_the_network_is_what_its_equations_say(changes: dict[str, Any]) -> None:
     network = random_residual(replace(SMALL, **changes)).double()
     torch.nn.init.normal_(network.conv_out.weight, std=0.2)
@@ -72,8 +80,9 @@ def test_the_network_is_what_its_equations_say(changes: dict[str, Any]) -> None:
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-12)
 
 
-def test_gradients_are_those_of_the_equations() -> None:
-    network = random_residual(SMALL).double()
+@pytest.mark.parametrize("limit", [0.0, 0.5])
+def test_gradients_are_those_of_the_equations(limit: float) -> None:
+    network = random_residual(replace(SMALL, embed_limit=limit)).double()
     torch.nn.init.normal_(network.conv_out.weight, std=0.2)
     image = image_of(1, 3, 8, 10)
     grads = []
@@ -139,7 +148,7 @@ def test_half_precision_tells_neighbors_apart_whatever_keys_have_in_common(
     with torch.no_grad():
         for name, weight in network.named_parameters():
             if name.endswith(("psi.weight", "theta.weight")):
-                weight += 4.0  # what all keys then have in common
+                weight.add_(4.0)  # what all keys then have in common
     given = network.input_for(image_of(1, 3, 24, 32).float(), 0.1)
     exact = network.double().for_inference(torch.float64)(given)
     network.float()
@@ -149,5 +158,5 @@ def test_half_precision_tells_neighbors_apart_whatever_keys_have_in_common(
         return float((half - exact).abs().mean() / (exact - given[:, :3]).abs().mean())
 
     centered = error()
-    monkeypatch.setattr(residual_inference, "_rough_mean", lambda pixels: 0 * pixels[0, 0, 0])
+    monkeypatch.setattr(residual_inference, "_rough_mean", lambda rows: 0 * rows[0])
     assert 2 * centered < error()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from nlrn.ops import AttentionSpec, Correlation, neighborhood_attention
@@ -27,6 +28,7 @@ class NonLocal2d(nn.Module):
         bandwidth: h of the euclidean affinity.
         keep_correlation: whether the correlation comes back; without it None does.
         center_keys: whether keys lose their mean over the image, for half precision: `centered`.
+        limit: how long an embedding can become at most, `limited`; 0 for any length.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class NonLocal2d(nn.Module):
         bandwidth: float = 10.0,
         keep_correlation: bool = True,
         center_keys: bool = False,
+        limit: float = 0.0,
     ) -> None:
         super().__init__()
         if channels < 1 or embed < 1:
@@ -47,7 +50,7 @@ class NonLocal2d(nn.Module):
         self.spec = AttentionSpec(window, affinity, border, bandwidth)
         self.keep_correlation = keep_correlation
         kind = self.spec.kind
-        self.center_keys = center_keys
+        self.center_keys, self.limit = center_keys, limit
         if center_keys and (kind.distance or not kind.softmax):
             raise ValueError(f"center_keys would change what {affinity!r} gives")
         self.theta = nn.Conv2d(channels, embed, 1) if kind.embedded != "none" else None
@@ -82,6 +85,8 @@ class NonLocal2d(nn.Module):
         """
         query = x if self.theta is None else self.theta(x)
         key = query if self.psi is None else self.psi(x)
+        if self.limit:
+            query, key = limited(query, self.limit), limited(key, self.limit)
         if self.center_keys:
             key = centered(key)
         out, correlation = attend(
@@ -132,6 +137,17 @@ class NonLocalBlock2d(NonLocal2d):
 def _rest_psi_bias(module: nn.Module, _: Any) -> None:
     """Puts psi's bias back to zero after loading weights that let it walk: the same function."""
     nn.init.zeros_(module.psi.bias)  # type: ignore[union-attr, arg-type]
+
+
+def limited(embedding: Tensor, limit: float) -> Tensor:
+    """Embeddings [B, D, H, W] shortened so that none is longer than the limit, short ones hardly.
+
+    Without it nothing keeps scores from growing in training until every pixel looks at a single
+    neighbour, which the next step takes from it: gradients then say nothing any more.
+    """
+    exact = embedding.to(torch.promote_types(embedding.dtype, torch.float32))
+    square = exact.square().sum(1, keepdim=True)
+    return (exact * torch.rsqrt(1 + square / limit**2)).to(embedding.dtype)
 
 
 def centered(key: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ class RecurrenceConfig:
             as many as there are states an ordinary one.
         non_local_every: k, a non-local module in every k-th state; 0 for none.
         border: what a neighbourhood does at the image's edge, "mask" or "circular".
+        embed_limit: how long the embeddings of a pixel can become at most; 0 for any length.
     """
 
     steps: int = 12
@@ -48,6 +49,7 @@ class RecurrenceConfig:
     cells: int = 1
     non_local_every: int = 1
     border: str = "mask"
+    embed_limit: float = 0.0
 
     def __post_init__(self) -> None:
         check_positive(self, "steps", "channels", "embed", "cells")
@@ -56,6 +58,8 @@ class RecurrenceConfig:
             raise ValueError(f"cells must divide steps ({self.steps}), got {self.cells}")
         if self.non_local_every < 0:
             raise ValueError(f"non_local_every must be 0 or more, got {self.non_local_every}")
+        if not self.embed_limit >= 0:
+            raise ValueError(f"embed_limit must be 0 or more, got {self.embed_limit}")
 
     @property
     def attention(self) -> AttentionSpec:
@@ -111,7 +115,14 @@ class ResidualCell(nn.Module):
         super().__init__()
         m = config.channels
         self.non_local = (
-            NonLocal2d(m, config.embed, config.window, border=config.border, center_keys=True)
+            NonLocal2d(
+                m,
+                config.embed,
+                config.window,
+                border=config.border,
+                center_keys=True,
+                limit=config.embed_limit,
+            )
             if with_non_local
             else None
         )

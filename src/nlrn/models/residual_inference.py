@@ -22,7 +22,7 @@ from nlrn.ops import attend, kernels_run_on
 if TYPE_CHECKING:
     from nlrn.models.nlrn_residual import ResidualNLRN
 
-SAMPLED = 4  # every so many rows and columns are enough for the mean of the keys
+SAMPLED = 17  # every so many pixels are enough for the mean of the keys
 Weights = tuple[Tensor, Tensor]  # of a convolution: weight and bias
 
 
@@ -102,10 +102,13 @@ class RecurrenceInference(nn.Module):
 
         Keys without the mean over some of the pixels: see `non_local.centered`.
         """
-        keys, pixels = slice(self.config.embed, 2 * self.config.embed), x.permute(0, 2, 3, 1)
-        bias = bias.clone()
-        bias[keys] -= weight[keys] @ _rough_mean(pixels)
-        rows = F.linear(pixels.flatten(0, 2), weight, bias)  # B H W C
+        embed, limit, pixels = self.config.embed, self.config.embed_limit, x.permute(0, 2, 3, 1)
+        rows = F.linear(pixels.flatten(0, 2), weight, bias)  # BHW C
+        embeddings = rows[:, : 2 * embed].unflatten(1, (2, embed))
+        if limit:
+            length = torch.linalg.vector_norm(embeddings, dim=2, keepdim=True)
+            embeddings *= torch.rsqrt(1 + (length / limit).square())
+        embeddings[:, 1] -= _rough_mean(embeddings[:, 1])
         return rows.view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
 
     def _convolve_relu(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -179,10 +182,10 @@ class ResidualInference(nn.Module):
         return image[:, : self.config.in_channels].to(exact) + restored
 
 
-def _rough_mean(pixels: Tensor) -> Tensor:
-    """Mean [C] over some pixels of [B, H, W, C]."""
-    some = pixels[:, ::SAMPLED, ::SAMPLED]
-    return some.mean((0, 1, 2), dtype=torch.promote_types(some.dtype, torch.float32)).to(some.dtype)
+def _rough_mean(rows: Tensor) -> Tensor:
+    """Mean [C] over some of the rows [N, C]."""
+    some = rows[::SAMPLED]
+    return some.mean(0, dtype=torch.promote_types(some.dtype, torch.float32)).to(some.dtype)
 
 
 def _double(convolution: nn.Conv2d) -> Weights:
