@@ -27,10 +27,10 @@ def figure(maps: AttentionMaps) -> np.ndarray:
 
     The strongest neighbours in the last state are outlined in both patches.
     """
-    window = maps.weights.shape[-1]
+    window, r = maps.weights.shape[-1], maps.cell
     edges = dict.fromkeys(maps.strongest(-1), "#ffb000") | {(window // 2, window // 2): "#ff3366"}
     patches = (("noisy", maps.noisy), ("restored", maps.restored))
-    left = _stack([_panel(_rgb(patch), 1.5, name, edges) for name, patch in patches], 1)
+    left = _stack([_panel(_rgb(patch), 1.5, name, edges, r) for name, patch in patches], 1)
     shown = []
     for state, weights in zip(maps.states, maps.weights, strict=True):
         largest = max(float(weights.max()), 1e-12)
@@ -41,7 +41,9 @@ def figure(maps: AttentionMaps) -> np.ndarray:
     size = (3 * GAP + left.width + right.width, 80 + max(left.height, right.height))
     sheet = Pillow.new("RGB", size, "white")
     pixel = f"row {maps.position[0]}, column {maps.position[1]}"
-    title = f"Where the network looks for {pixel}: weights of its {window} x {window} neighbours"
+    cells = "" if r == 1 else f", cells of {r} x {r} pixels"
+    neighbors = f"its {window} x {window} neighbours{cells}"
+    title = f"Where the network looks for {pixel}: weights of {neighbors}"
     _write(sheet, GAP, 14, title, 17)
     sheet.paste(left, (GAP, 48))
     start, bottom = 2 * GAP + left.width, sheet.height - 26
@@ -54,13 +56,14 @@ def figure(maps: AttentionMaps) -> np.ndarray:
 
 
 def _panel(
-    pixels: np.ndarray, size: float, title: str, edges: dict[tuple[int, int], str]
+    pixels: np.ndarray, size: float, title: str, edges: dict[tuple[int, int], str], cell: int = 1
 ) -> Pillow.Image:
-    """Pixels [q, q, 3] enlarged, some of them with edges of a color, below a title."""
+    """Pixels [q r, q r, 3] enlarged, some cells with edges of a color, below a title."""
     zoom = max(1, round(size * PANEL / len(pixels)))
     picture = Pillow.fromarray(np.kron(pixels, np.ones((zoom, zoom, 1), np.uint8)))
     for (row, column), edge in edges.items():
-        box = [column * zoom - 1, row * zoom - 1, (column + 1) * zoom, (row + 1) * zoom]
+        side = cell * zoom
+        box = [column * side - 1, row * side - 1, (column + 1) * side, (row + 1) * side]
         ImageDraw.Draw(picture).rectangle(box, outline=edge, width=2)
     framed = Pillow.new("RGB", (picture.width, picture.height + 22), "white")
     _write(framed, 0, 2, title)

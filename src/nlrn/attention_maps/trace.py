@@ -28,13 +28,14 @@ class AttentionMaps:
     """What the neighbours of one pixel count for, state by state.
 
     Attributes:
-        weights: [T, q, q], row by row around the pixel in the middle, 0 outside the image. Each
-            map sums to 1, unless the network's affinity has no softmax.
+        weights: [T, q, q], row by row around the pixel's cell in the middle, 0 outside the image.
+            Each map sums to 1, unless the network's affinity has no softmax.
         states: number, from 1, of the state that each map belongs to.
         position: row and column of the pixel.
-        noisy: the neighbourhood as the network gets it, [q, q] or [q, q, 3]; NaN outside.
+        noisy: the neighbourhood as the network gets it, [q r, q r] or [q r, q r, 3]; NaN outside.
         restored: the neighbourhood as the network gives it, likewise.
         halo: pixels around the neighbourhood that took part; None if that was the whole image.
+        cell: r, side in pixels of what one weight stands for; 1 where pixels are compared.
     """
 
     weights: np.ndarray
@@ -43,15 +44,16 @@ class AttentionMaps:
     noisy: np.ndarray
     restored: np.ndarray
     halo: int | None
+    cell: int = 1
 
     @property
     def corner(self) -> tuple[int, int]:
         """Row and column in the image of the first weight; negative at the upper left edge."""
-        radius = self.weights.shape[-1] // 2
-        return self.position[0] - radius, self.position[1] - radius
+        radius, r = self.weights.shape[-1] // 2, self.cell
+        return (self.position[0] // r - radius) * r, (self.position[1] // r - radius) * r
 
     def strongest(self, state: int, count: int = STRONGEST) -> list[tuple[int, int]]:
-        """Row and column in the map of a state's largest weights, the pixel itself left out."""
+        """Row and column in the map of a state's largest weights, the pixel's own left out."""
         weights = self.weights[state].copy()
         weights[tuple(side // 2 for side in weights.shape)] = -np.inf
         order = np.argsort(weights, axis=None)[::-1][:count]
@@ -60,19 +62,19 @@ class AttentionMaps:
 
 
 class Embedding(NamedTuple):
-    """What a state compares of each pixel [D, h, w]: the values times the step."""
+    """What a state compares of each cell [D, h, w]: the values times the step."""
 
     values: Tensor
     step: float
 
     def part(self, rows: int | slice, columns: int | slice) -> Tensor:
-        """Of one pixel [D], or of some [D, h', w']; float64."""
+        """Of one cell [D], or of some [D, h', w']; float64."""
         return self.values[:, rows, columns].double() * self.step
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """The embeddings that the states of a network compare, for a part of a image.
+    """The embeddings that the states of a network compare, for a part of an image.
 
     Attributes:
         network: whose they are.
@@ -94,48 +96,66 @@ class Trace:
     noisy: Tensor
     restored: Tensor
 
+    @property
+    def cell(self) -> int:
+        """Side in pixels of what the network compares."""
+        return self.network.multiple
+
     def halo(self, position: tuple[int, int]) -> float:
         """Pixels around the pixel's neighbourhood that took part; where the image ends, any."""
-        radius = self.layout.spec.window // 2
+        radius, r = self.layout.spec.radius, self.cell
         distances = []
         for place, piece, length in zip(position, self.part, self.size, strict=True):
-            distances.append(place - piece.start - radius if piece.start > 0 else np.inf)
-            distances.append(piece.stop - 1 - place - radius if piece.stop < length else np.inf)
+            first, last = (place // r - radius) * r, (place // r + radius + 1) * r - 1
+            distances.append(first - piece.start if piece.start > 0 else np.inf)
+            distances.append(piece.stop - 1 - last if piece.stop < length else np.inf)
         return min(distances)
 
     def maps(self, position: tuple[int, int]) -> AttentionMaps:
         """The maps of one pixel, by row and column in the image."""
         check_position(position, self.size)
-        halo = self.halo(position)
+        halo, r = self.halo(position), self.cell
         if halo < 0:
             raise ValueError(f"the neighborhood of {position} is not in the part that was traced")
-        row, column = (p - piece.start for p, piece in zip(position, self.part, strict=True))
+        row, column = ((p - piece.start) // r for p, piece in zip(position, self.part, strict=True))
         rows, columns, place = self._neighborhood(row, column)
         total: Tensor | float = 0.0
         found = []
         for query, key in zip(self.queries, self.keys, strict=True):
             scores = self._scores(query.part(row, column), key.part(rows, columns))
             total = total + scores if self.layout.propagate else scores
-            found.append(self._on_window(self._weigh(total)[None], place, 0.0))
+            found.append(_on_window(self._weigh(total)[None], place, self.layout.spec.window, 0.0))
         return AttentionMaps(
             np.stack(found),
             self.layout.states,
             position,
-            self._on_window(self.noisy[:, rows, columns], place),
-            self._on_window(self.restored[:, rows, columns], place),
+            self._pixels(self.noisy, rows, columns, place),
+            self._pixels(self.restored, rows, columns, place),
             None if halo == np.inf else int(halo),
+            r,
         )
 
     def _neighborhood(self, row: int, column: int) -> tuple[slice, slice, tuple[slice, slice]]:
-        """Rows and columns of the window inside the part, and their place in the window."""
+        """Rows and columns of cells in the window and the part, and their place in the window."""
         window = self.layout.spec.window
         inside, place = [], []
-        for middle, length in zip((row, column), self.noisy.shape[1:], strict=True):
+        for middle, pixels in zip((row, column), self.noisy.shape[1:], strict=True):
             first = middle - window // 2
-            start, stop = max(0, first), min(length, first + window)
+            start, stop = max(0, first), min(-(-pixels // self.cell), first + window)
             inside.append(slice(start, stop))
             place.append(slice(start - first, stop - first))
         return inside[0], inside[1], (place[0], place[1])
+
+    def _pixels(
+        self, image: Tensor, rows: slice, columns: slice, place: tuple[slice, slice]
+    ) -> np.ndarray:
+        """What the cells of an image [C, h, w] show, on the window."""
+        r = self.cell
+        shown = image[:, rows.start * r : rows.stop * r, columns.start * r : columns.stop * r]
+        starts = [p.start * r for p in place]
+        sides = zip(starts, shown.shape[1:], strict=True)
+        placed = [slice(start, start + side) for start, side in sides]  # the last cell may be cut
+        return _on_window(shown, (placed[0], placed[1]), self.layout.spec.window * r)
 
     def _scores(self, query: Tensor, key: Tensor) -> Tensor:
         """One state's scores [h, w] of a query [D] against keys [D, h, w]."""
@@ -149,14 +169,14 @@ class Trace:
             return scores.flatten().softmax(0).view(scores.shape)
         return scores / scores.numel()
 
-    def _on_window(
-        self, values: Tensor, place: tuple[slice, slice], outside: float = np.nan
-    ) -> np.ndarray:
-        """Values [C, h, w] of neighbours inside the image -> [q, q, C], or [q, q] if C = 1."""
-        window = self.layout.spec.window
-        full = np.full((window, window, len(values)), outside)
-        full[place] = values.permute(1, 2, 0).double().numpy()
-        return full[..., 0] if len(values) == 1 else full
+
+def _on_window(
+    values: Tensor, place: tuple[slice, slice], side: int, outside: float = np.nan
+) -> np.ndarray:
+    """Values [C, h, w] of what is inside the image -> [side, side, C], or [side, side] if C = 1."""
+    full = np.full((side, side, len(values)), outside)
+    full[place] = values.permute(1, 2, 0).double().numpy()
+    return full[..., 0] if len(values) == 1 else full
 
 
 def trace(
@@ -170,7 +190,7 @@ def trace(
     device: str | torch.device = "auto",
     progress: Progress | None = None,
 ) -> Trace:
-    """Runs the network on a image, or on a part of it, and keeps what its states compare.
+    """Runs the network on an image, or on a part of it, and keeps what its states compare.
 
     Of a whole image that takes 2 (theta, psi) x D channels x 2 bytes for each pixel and state: 3
     KB for a pixel of the shipped networks.
@@ -191,10 +211,10 @@ def trace(
     height, width = image.shape[-2:]
     part = (slice(0, height), slice(0, width))
     if around is not None:
-        (row, column), reach = around, layout.spec.radius + halo
+        reach = layout.spec.radius * network.multiple + halo
         part = (
-            slice(max(0, row - reach), min(height, row + reach + 1)),
-            slice(max(0, column - reach), min(width, column + reach + 1)),
+            _whole_cells(around[0], reach, height, network.multiple),
+            _whole_cells(around[1], reach, width, network.multiple),
         )
     read = image[..., part[0], part[1]].float()
     if not read.isfinite().all():
@@ -225,10 +245,14 @@ def layout_of(network: Network) -> AttentionLayout:
     layout = network.attention
     if layout is None or layout.spec.circular or not layout.states:
         raise ValueError("maps need a network that compares pixels within the image")
-    if network.multiple > 1:
-        cells = f"{network.multiple} x {network.multiple}"
-        raise ValueError(f"maps need a network that compares pixels, not cells of {cells}")
     return layout
+
+
+def _whole_cells(middle: int, reach: int, length: int, r: int) -> slice:
+    """The cells of r pixels that lie up to `reach` pixels around the one of pixel `middle`."""
+    first = middle // r * r
+    start, stop = (first - reach) // r * r, -(-(first + r + reach) // r) * r
+    return slice(max(0, start), min(length, stop))
 
 
 def _kept(embedding: Tensor, *, packed: bool) -> Embedding:
