@@ -92,3 +92,8 @@ def test_the_figure_draws_cells_and_says_so() -> None:
     drawn = figure(maps)
     assert drawn.dtype == np.uint8 and drawn.shape[2] == 3
     assert not np.array_equal(drawn[:40], figure(replace(maps, cell=1))[:40])  # the title
+
+
+def test_a_color_image_is_explained_by_the_network_that_restores_it() -> None:
+    maps = explain(photo(COLOR, 24, 20), (10, 10), 25)
+    assert maps.cell == 2 and maps.noisy.shape[-1] == 3
