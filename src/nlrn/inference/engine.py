@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nlrn.errors import warn
 from nlrn.hardware import choose_device, free_memory, is_out_of_memory, keep_freed_memory
-from nlrn.inference.settings import Settings
+from nlrn.inference.settings import Settings, check_settings
 from nlrn.inference.tiles import Tile, paste, plan
 from nlrn.models import Network
 from nlrn.progress import Progress
@@ -32,7 +32,10 @@ class Engine:
     """
 
     def __init__(self, network: Network, settings: Settings | None = None) -> None:
-        self.network, self.settings = network, settings or Settings()
+        if not isinstance(network, Network):
+            got = type(network).__name__
+            raise ValueError(f"network must be one of nlrn.models (load gives one), got {got}")
+        self.network, self.settings = network, check_settings(settings)
         self._prepared: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
         self._plain: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
         self._plans: dict[tuple[torch.Size, torch.device], list[Tile]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.nn.functional import max_pool2d
 from nlrn.errors import warn
 from nlrn.images import Image
 from nlrn.inference.engine import Engine
+from nlrn.models import Network
 from nlrn.noise import estimate_sigma
 from nlrn.progress import Progress
 
@@ -72,8 +74,26 @@ def check_level(sigma: float) -> float:
     return float(sigma)
 
 
+def model_name(model: str | Path | Network) -> str:
+    """What a model is called; raises unless it can be one."""
+    if isinstance(model, Network):
+        return model.card.name or "unnamed"
+    if not isinstance(model, str | Path):
+        known = "a name (nlrn.list_models), a file or a network of nlrn"
+        raise ValueError(f"model must be {known}, got {type(model).__name__}")
+    return str(model)
+
+
+def check_image(image: Image) -> None:
+    """Raises unless it is an image of the package."""
+    if not isinstance(image, Image):
+        got = f"{type(image).__name__}; nlrn.images.as_image makes one of it"
+        raise ValueError(f"restore takes an nlrn.images.Image, got {got}")
+
+
 def noise_level(image: Image, sigma: float | None) -> float:
     """The given noise level if it makes sense, the estimated one if none is given."""
+    check_image(image)
     if sigma is None:
         level = estimate_sigma(image.pixels)
         if level > LARGEST_SIGMA:

@@ -14,6 +14,7 @@ from nlrn.errors import warn
 from nlrn.hardware import choose_device
 from nlrn.images import Image
 from nlrn.inference import Engine, Settings
+from nlrn.inference.settings import check_settings
 from nlrn.models import Network
 from nlrn.progress import Progress
 from nlrn.restoration.base import (
@@ -26,6 +27,7 @@ from nlrn.restoration.base import (
     check_strength,
     from_planes,
     is_flat,
+    model_name,
     noise_level,
     to_planes,
 )
@@ -64,10 +66,10 @@ class Denoiser(nn.Module):
     ) -> None:
         super().__init__()
         self.sigma = None if sigma is None else check_level(sigma)
-        self.strength, self.settings = check_strength(strength), settings or Settings()
+        self.strength, self.settings = check_strength(strength), check_settings(settings)
         self.quality = check_quality(quality)
         choose_device(self.settings.device)  # one that is not there is refused before any work
-        self.model = (model.card.name or "unnamed") if isinstance(model, Network) else str(model)
+        self.model = model_name(model)
         self._engines: dict[Choice, Engine] = {}
         self._given = isinstance(model, Network)
         if isinstance(model, Network):
