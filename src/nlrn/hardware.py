@@ -27,10 +27,15 @@ def choose_device(device: str | torch.device) -> torch.device:
     except (RuntimeError, TypeError) as error:
         known = "auto, cpu, cuda, cuda:1, mps or the like"
         raise ValueError(f"device must be {known}, got {device!r}") from error
+    if chosen.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("device 'mps' cannot be used: it is of Apple's computers, none is here")
+    if chosen.type == "meta":
+        raise ValueError("device 'meta' cannot be used: it computes nothing")
     try:
         torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {str(device)!r} cannot be used: {one_line(error)}") from error
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = one_line(error, 100)
+        raise ValueError(f"device {str(device)!r} cannot be used: {reason}") from error
     return chosen
 
 

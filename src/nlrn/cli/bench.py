@@ -183,7 +183,8 @@ def _run_with_bar(cells: Sequence[Cell], folder: Path, seed: int) -> list[Row]:
     from nlrn.bench import run as runs
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
+    name = TextColumn("{task.description}", markup=False)
+    columns = (name, BarColumn(), MofNCompleteColumn(), Remaining())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=None)
 

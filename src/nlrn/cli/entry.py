@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import Annotated
@@ -15,7 +16,7 @@ from nlrn import __version__
 from nlrn.errors import one_line
 
 app = typer.Typer(
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help="Restore images with the Non-Local Recurrent Network.",
 )
@@ -29,8 +30,15 @@ def main() -> None:
     # several times slower as soon as another program wants the cores too. This much spinning costs
     # nothing when alone. Has to be said before torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    _mend_streams()
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads any more: the usual end of `nlrn ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except OSError as error:
+        code = _fail(error.strerror or one_line(error))
     except Exception as error:
         # A mistake in the options; the class lives in different places in different typers.
         if not hasattr(error, "format_message"):
@@ -38,9 +46,23 @@ def main() -> None:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "nlrn"
         message = " ".join(error.format_message().split())
-        typer.echo(f"error: {message} (see {command} --help)", err=True)
-        code = 2
+        code = _fail(f"{message} (see {command} --help)")
     sys.exit(code or 0)
+
+
+def _fail(message: str) -> int:
+    typer.echo(f"error: {message}", err=True)
+    return 2
+
+
+def _mend_streams() -> None:
+    """Makes sure that printing never raises: a stream may be closed, or not know all letters."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        elif getattr(stream, "errors", "") == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager
@@ -48,6 +70,8 @@ def errors_in_one_line() -> Iterator[None]:
     """Known errors become one line and exit code 2."""
     try:
         yield
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         typer.echo(f"error: {in_words_of_the_command(one_line(error, 1000))}", err=True)
         raise typer.Exit(2) from error
@@ -55,7 +79,7 @@ def errors_in_one_line() -> Iterator[None]:
 
 def in_words_of_the_command(message: str) -> str:
     """A message of the library with the names of flags in place of arguments."""
-    return message.replace("overwrite=True", "--overwrite")
+    return re.sub(r"white=(\S+)", r"--white \1", message.replace("overwrite=True", "--overwrite"))
 
 
 def _print_version(wanted: bool) -> None:

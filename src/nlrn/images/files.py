@@ -111,7 +111,7 @@ def encode(name: str, image: Image, quality: int = 95) -> bytes:
     Raises:
         FormatError: if the format cannot hold the image.
     """
-    _check_format(name, image)
+    check_format(name, image)
     return formats.encode(name, _as_decoded(image), quality)
 
 
@@ -124,7 +124,7 @@ def check_writable(path: str | os.PathLike[str], image: Image, *, overwrite: boo
             raise FormatError(f"folder {path.parent} does not exist")
         if not os.access(path.parent, os.W_OK):
             raise FormatError(f"folder {path.parent} is not writable")
-        if path.exists() and not overwrite:
+        if not overwrite and (path.exists() or path.is_symlink()):  # a link to nothing, too
             raise FileExistsError
 
 
@@ -132,15 +132,23 @@ def check_holds(path: str | os.PathLike[str], image: Image) -> None:
     """Raises an ImageError if the format of the path's suffix cannot hold the image."""
     path = Path(path)
     with _errors_name(path):
-        _check_format(_format_name(path), image)
+        check_format(_format_name(path), image)
 
 
-def lost(path: str | os.PathLike[str], image: Image) -> tuple[str, ...]:
-    """What of the image's metadata a file of this suffix has no place for, in words."""
-    return formats.lost(_format_name(Path(path)), _as_decoded(image))
+def lost(name: str, image: Image) -> tuple[str, ...]:
+    """What of the image's metadata a file of the named format has no place for, in words."""
+    return formats.lost(name, image.exif, image.icc, image.color)
 
 
-def _check_format(name: str, image: Image) -> None:
+def format_of(path: str | os.PathLike[str]) -> str:
+    """The name of the format that a file of this suffix is written in."""
+    path = Path(path)
+    with _errors_name(path):
+        return _format_name(path)
+
+
+def check_format(name: str, image: Image) -> None:
+    """Raises a FormatError if the named format cannot hold the image."""
     dtype = image.stored.dtype if image.stored else image.pixels.dtype.name
     color = image.pixels.ndim == 3
     formats.check_holds(name, dtype, alpha=image.alpha is not None, color=color)

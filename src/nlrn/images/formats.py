@@ -114,13 +114,15 @@ def check_holds(name: str, dtype: str, *, alpha: bool, color: bool) -> None:
     raise FormatError(f"{name} cannot hold {what}; {either(able)} can")
 
 
-def lost(name: str, image: Decoded) -> tuple[str, ...]:
+def lost(name: str, exif: bytes | None, icc: bytes | None, color: bytes | None) -> tuple[str, ...]:
     """The notes that a file of the named format has no place for some of an image's metadata."""
-    has = {"EXIF": image.exif, "the color profile": image.icc, "gAMA, cHRM or cICP": image.color}
-    if image.color is not None and b"sRGB" in image.color:
-        del has["gAMA, cHRM or cICP"]  # what everybody assumes
-    places = dict(zip(has, ("exif", "icc", "color"), strict=False))
-    gone = [what for what in has if has[what] and places[what] not in FORMATS[name].keeps]
+    is_usual = color is not None and b"sRGB" in color  # what everybody assumes
+    has = {
+        "exif": exif and "EXIF",
+        "icc": icc and "the color profile",
+        "color": color and not is_usual and "gAMA, cHRM or cICP",
+    }
+    gone = [what for place, what in has.items() if what and place not in FORMATS[name].keeps]
     return not_kept(*gone, by=f" by {name}")
 
 

@@ -15,6 +15,7 @@ from torch.nn.functional import max_pool2d
 
 from nlrn.errors import warn
 from nlrn.images import Image
+from nlrn.images.samples import likely_white
 from nlrn.inference.engine import Engine
 from nlrn.models import Network
 from nlrn.noise import estimate_sigma
@@ -112,9 +113,12 @@ def warn_of_range(image: Image) -> None:
     """Warns if the values of a float or 16-bit image are hardly on the scale of its type."""
     dtype, most = image.pixels.dtype, np.abs(image.pixels).max(initial=0)
     if dtype.kind == "f" and most > FLOAT_RANGE_LIMIT:
-        warn("float values are to be in [0, 1]; these are far beyond it")
+        warn(
+            "float values are to be in [0, 1]; these are far beyond it: divide them by their white"
+        )
     if dtype == np.uint16 and 0 < most <= TWELVE_BIT_MAX:
-        warn(f"no value is above {most} of 65535: if white is there, scale the values first")
+        how = f"divide them by it, or read them with white={likely_white(image.pixels)}"
+        warn(f"no value is above {most} of 65535: if white is there, {how}")
 
 
 def check_batch(x: Tensor) -> None:
