@@ -6,17 +6,20 @@ import errno
 import io
 import json
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from command_line import assert_one_clear_line, names, nlrn, picture, runner
 from typer.testing import Result
 
 from nlrn import batch, cli, images
 from nlrn.cli.display import Display
+from nlrn.cli.entry import errors_in_one_line
 
 FAST = ("--method", "nlm", "--sigma", "20")
 
@@ -187,6 +190,43 @@ def test_every_character_of_a_name_is_in_the_bar(
         show.progress(1, 2)
     assert isinstance(sys.stderr, Terminal)
     assert f"1/1 {job.source.name}" in sys.stderr.getvalue()
+
+
+# Memory
+
+
+def test_little_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = picture(tmp_path / "a.png")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (500 * 2**20, resource.RLIM_INFINITY))
+    result = nlrn("denoise", source, *FAST)
+    assert_one_clear_line(result, "not enough memory: torch needs", "ulimit -v allows 500")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        RuntimeError("std::bad_alloc"),
+    ],
+    ids=str,
+)
+def test_no_room_for_torch_is_one_line(error: Exception, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(typer.Exit), errors_in_one_line():
+        raise error
+    assert capsys.readouterr().err == "error: not enough memory to load torch\n"
+    with pytest.raises(RuntimeError), errors_in_one_line():
+        raise RuntimeError("a mistake of ours")
+
+
+def test_memory_that_runs_out_in_a_file_stops_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")
+
+    monkeypatch.setattr("nlrn.restoration.ClassicDenoiser.restore", fail)
+    source = picture(tmp_path / "a.png")
+    assert_one_clear_line(nlrn("denoise", source, *FAST), f"{source}: not enough memory")
 
 
 # Files that are no files

@@ -178,6 +178,8 @@ def run(
         options: how files are read and written.
         observer: told of each file as it goes on.
     """
+    from nlrn.hardware import is_out_of_memory  # with torch, which is loaded by now
+
     options, observer = options or FileOptions(), observer or Observer()
     report = observer.report
     for number, job in enumerate(jobs):
@@ -192,7 +194,7 @@ def run(
         except ImageError as error:
             report.failed.append({"input": str(job.source), "error": str(error)})
         except (ValueError, OSError, MemoryError, RuntimeError) as error:
-            reason = "not enough memory" if not str(error) else one_line(error, 300)
+            reason = "not enough memory" if is_out_of_memory(error) else one_line(error, 300)
             message = f"{job.source}: {reason}"
             report.failed.append({"input": str(job.source), "error": message})
         else:

@@ -83,9 +83,11 @@ def _process_limit() -> int:
     return max(0, limit - pages * resource.getpagesize())
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error of PyTorch says that memory ran out; on a CPU it has no class of its own."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory ran out; PyTorch's on a CPU have no class of their own."""
+    words = ("can't allocate memory", "std::bad_alloc", "could not create a memory object")
+    known = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, known) or any(word in str(error) for word in words)
 
 
 @contextlib.contextmanager

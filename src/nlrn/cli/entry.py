@@ -15,6 +15,10 @@ import typer
 from nlrn import __version__
 from nlrn.errors import one_line
 
+# What loading torch says where there is no memory for it.
+NO_ROOM = ("failed to map segment", "std::bad_alloc", "annot allocate memory")
+SMALLEST_LIMIT = 680 * 2**20  # bytes of address space; with less, torch ends the process itself
+
 app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -39,6 +43,8 @@ def main() -> None:
         code = 1
     except OSError as error:
         code = _fail(error.strerror or one_line(error))
+    except MemoryError:
+        code = _fail("not enough memory")
     except Exception as error:
         # A mistake in the options; the class lives in different places in different typers.
         if not hasattr(error, "format_message"):
@@ -69,12 +75,30 @@ def _mend_streams() -> None:
 def errors_in_one_line() -> Iterator[None]:
     """Known errors become one line and exit code 2."""
     try:
+        _check_address_space()
         yield
     except BrokenPipeError:
         raise
+    except (ImportError, RuntimeError) as error:
+        if not any(words in str(error) for words in NO_ROOM):
+            raise
+        typer.echo("error: not enough memory to load torch", err=True)
+        raise typer.Exit(2) from error
     except (ValueError, OSError) as error:
         typer.echo(f"error: {in_words_of_the_command(one_line(error, 1000))}", err=True)
         raise typer.Exit(2) from error
+
+
+def _check_address_space() -> None:
+    """Raises if torch could not even be loaded: it would end the process without a word."""
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= limit < SMALLEST_LIMIT:
+        least, got = SMALLEST_LIMIT // 2**20, limit // 2**20
+        raise ValueError(f"not enough memory: torch needs {least} MiB, ulimit -v allows {got}")
 
 
 def in_words_of_the_command(message: str) -> str:

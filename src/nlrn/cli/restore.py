@@ -10,11 +10,8 @@ import typer
 from nlrn.cli.entry import errors_in_one_line, number
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from nlrn.batch import FileOptions, Job
+    from nlrn.batch import Job
     from nlrn.inference import Settings
-    from nlrn.restoration import Restoration
 
 
 def _models() -> list[str]:
@@ -109,6 +106,7 @@ def denoise(
     """
     with errors_in_one_line():
         from nlrn import batch
+        from nlrn.cli.display import Display
 
         files = batch.FileOptions(overwrite, skip_existing, white, jpeg_quality)
         level = number(sigma, "sigma", "auto")
@@ -122,7 +120,9 @@ def denoise(
         denoiser = make_denoiser(
             method.lower(), model, settings, quality, sigma=level, strength=strength
         )
-        _run(jobs, denoiser, files, as_json, batch.unknown_files(inputs, recursive=recursive))
+        with Display(jobs, as_json, batch.unknown_files(inputs, recursive=recursive)) as show:
+            batch.run(jobs, denoiser, files, show)
+        show.exit()
 
 
 def upscale(
@@ -155,6 +155,7 @@ def upscale(
     """
     with errors_in_one_line():
         from nlrn import batch
+        from nlrn.cli.display import Display
 
         files = batch.FileOptions(overwrite, skip_existing, white, jpeg_quality)
         factor = number(scale, "scale", None)
@@ -168,7 +169,9 @@ def upscale(
 
         settings = _settings(side, exact, views, dtype, device)
         upscaler = Upscaler(factor, model or "auto", settings=settings)
-        _run(jobs, upscaler, files, as_json, batch.unknown_files(inputs, recursive=recursive))
+        with Display(jobs, as_json, batch.unknown_files(inputs, recursive=recursive)) as show:
+            batch.run(jobs, upscaler, files, show)
+        show.exit()
 
 
 def _check_pipe(jobs: list[Job], as_json: bool) -> None:
@@ -181,22 +184,6 @@ def _check_pipe(jobs: list[Job], as_json: bool) -> None:
         raise ValueError("the standard output gets the image: --json has no place there")
     if sys.stdout.isatty():
         raise ValueError("the result would go to the terminal: name a file with -o, or use > FILE")
-
-
-def _run(
-    jobs: list[Job],
-    restoration: Restoration,
-    files: FileOptions,
-    as_json: bool,
-    unknown: list[Path],
-) -> None:
-    """Does the jobs, shows how they go on, and leaves with the right exit code."""
-    from nlrn import batch
-    from nlrn.cli.display import Display
-
-    with Display(jobs, as_json, unknown) as show:
-        batch.run(jobs, restoration, files, show)
-    show.exit()
 
 
 def _settings(tile: float | None, exact: bool, views: int, dtype: str, device: str) -> Settings:
