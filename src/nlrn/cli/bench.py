@@ -47,7 +47,11 @@ def run_table(
         typer.Option(help="Run these methods: NLM,BM3D,WNNM,LSSC,NLRN; a wrong one lists all."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Run only the first N images of each set.", metavar="N")
+        int | None,
+        typer.Option(
+            help="Run only the first N images of each set; with --shard, of the share.",
+            metavar="N",
+        ),
     ] = None,
     shard: Annotated[
         str,
