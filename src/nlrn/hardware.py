@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from nlrn.errors import one_line
+from nlrn.errors import one_line, warn
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt, from glibc's malloc.h
 _LARGEST_INT = 2**31 - 1
+_process = os.getpid()  # whose threads torch has
 
 
 def choose_device(device: str | torch.device) -> torch.device:
@@ -37,6 +39,22 @@ def choose_device(device: str | torch.device) -> torch.device:
         reason = one_line(error, 100)
         raise ValueError(f"device {str(device)!r} cannot be used: {reason}") from error
     return chosen
+
+
+def mind_fork() -> None:
+    """Leaves a forked process one thread, with a warning; to be called before work begins.
+
+    The threads that its parent had are not in it, and work that is shared out among them would
+    wait for ever.
+    """
+    global _process
+    if os.getpid() == _process:
+        return
+    _process = os.getpid()
+    if torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
+        warn("this process was forked and computes with one thread; processes that are started by "
+             "spawn (multiprocessing.get_context) may use more")  # fmt: skip
 
 
 def free_memory(device: torch.device) -> int:

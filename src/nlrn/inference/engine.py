@@ -13,7 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from nlrn.errors import warn
-from nlrn.hardware import choose_device, free_memory, is_out_of_memory, keep_freed_memory
+from nlrn.hardware import (
+    choose_device,
+    free_memory,
+    is_out_of_memory,
+    keep_freed_memory,
+    mind_fork,
+)
 from nlrn.inference.settings import Settings, check_settings
 from nlrn.inference.tiles import Tile, largest_input, paste, plan
 from nlrn.models import Network
@@ -54,6 +60,7 @@ class Engine:
             progress: called with (done, total) in equal units of work.
         """
         check_input(self.network, image)
+        mind_fork()
         settings, device = self.settings, self.device_for(image)
         image = image.detach().float()
         prepared = self.prepare(device, settings.precision)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nlrn import images, models
 from nlrn.errors import warn
-from nlrn.hardware import choose_device
+from nlrn.hardware import choose_device, mind_fork
 from nlrn.images import Image
 from nlrn.inference import Engine, Settings
 from nlrn.inference.settings import check_settings
@@ -89,6 +89,7 @@ class Denoiser(nn.Module):
 
     def engine_for(self, sigma: float, channels: int = 1) -> Engine:
         """The engine for a noise level on the 0..255 scale and that many channels."""
+        mind_fork()
         choice = self.choice_for(sigma, channels)
         if choice not in self._engines:
             network = models.load(choice.model)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nlrn import images, models
 from nlrn.degrade import imresize
-from nlrn.hardware import choose_device
+from nlrn.hardware import choose_device, mind_fork
 from nlrn.images import Image
 from nlrn.inference import Engine, Settings
 from nlrn.inference.settings import check_settings
@@ -76,6 +76,7 @@ class Upscaler(nn.Module):
     @property
     def engine(self) -> Engine:
         """What runs the network."""
+        mind_fork()
         if self._engine is None:
             self._engine = Engine(_checked(models.load(self.model), self.model), self.settings)
         return self._engine
