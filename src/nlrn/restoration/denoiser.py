@@ -129,7 +129,7 @@ class Denoiser(nn.Module):
         warn_of_weak_noise(engine.network, level)
         announce_time(engine, (image.height, image.width), len(planes), announce)
         given = engine.network.condition(planes, level)
-        removed = _but_flat(planes, given.removed(engine(given.input, progress)), engine.network)
+        removed = _but_flat(planes, given.removed(engine(given.input, progress)))
         clean = from_planes(planes - strength * removed, noisy)
         result = clean[0].permute(1, 2, 0).reshape(pixels.shape).contiguous().numpy()
         return Restored(image.with_pixels(images.from_float(result, image.pixels.dtype)), facts)
@@ -165,7 +165,7 @@ class Denoiser(nn.Module):
         planes = to_planes(x, network.in_channels)
         exact = torch.promote_types(x.dtype, torch.float32)
         given = network.condition(planes.to(exact), level if noise_map is None else noise_map)
-        removed = _but_flat(planes, given.removed(run(given.input)), network)
+        removed = _but_flat(planes, given.removed(run(given.input)))
         return from_planes(planes - self.strength * removed, x)
 
     def extra_repr(self) -> str:
@@ -173,13 +173,11 @@ class Denoiser(nn.Module):
         return f"model={self.model!r}, sigma={self.sigma}, strength={self.strength:g}"
 
 
-def _but_flat(planes: Tensor, removed: Tensor, network: Network) -> Tensor:
+def _but_flat(planes: Tensor, removed: Tensor) -> Tensor:
     """What was removed, but nothing where nothing varies: black bars, white paper, clipped light.
 
-    For networks of all noise levels, which cannot tell that there is none.
+    A network that is told of noise finds some there too, and is off by a level or two.
     """
-    if not network.takes_noise_map:
-        return removed
     flat = is_flat(planes.detach(), FLAT_REACH).all(1, keepdim=True)
     return removed.masked_fill(flat, 0.0)
 
