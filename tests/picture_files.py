@@ -38,6 +38,11 @@ def image(
     return Image(pixels.copy(), array[..., -1].copy(), exif, icc)
 
 
+def fitting(suffix: str, **metadata: Any) -> Image:
+    """An 8-bit image that a file of this suffix can hold: in color, but for PGM."""
+    return image("uint8", 1 if suffix == ".pgm" else 3, **metadata)
+
+
 def exif_block(orientation: int | None = None, order: str = "<") -> bytes:
     """An EXIF block with tags in all three directories."""
     exif = PIL.Image.Exif()

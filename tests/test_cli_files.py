@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,13 @@ def test_existing_results_are_not_replaced_unasked(tmp_path: Path, model: str) -
     target = picture(tmp_path / "a_denoised.png", seed=1)
     before = target.read_bytes()
     arguments = ("denoise", source, "--model", model, "--sigma", 25)
-    assert_one_clear_line(nlrn(*arguments), "a_denoised.png", "exists already", "--overwrite")
+    assert_one_clear_line(
+        nlrn(*arguments),
+        "a_denoised.png",
+        "exists already",
+        "--overwrite replaces it",
+        "--skip-existing leaves it",
+    )
     assert target.read_bytes() == before
     skipped = nlrn(*arguments, "--skip-existing")
     assert skipped.exit_code == 0 and "1 skipped" in skipped.stderr
@@ -114,10 +121,10 @@ def test_an_interruption_tells_what_is_done(
     (tmp_path / "a.png").write_text("broken")
     read = images.read
 
-    def interrupted(path: str | Path) -> images.Image:
+    def interrupted(path: str | Path, **options: Any) -> images.Image:
         if Path(path).name == "c.png":
             raise KeyboardInterrupt
-        return read(path)
+        return read(path, **options)
 
     monkeypatch.setattr(images, "read", interrupted)
     result = nlrn("denoise", tmp_path, "--model", model, "--sigma", 20, *["--json"] * as_json)
@@ -173,7 +180,7 @@ def test_outputs_with_a_slash_or_an_unknown_suffix(tmp_path: Path, model: str) -
     source = picture(tmp_path / "a.png")
     options = ("--model", model, "--sigma", 20, "-o")
     assert nlrn("denoise", source, *options, f"{tmp_path}/c.png/").exit_code == 0
-    assert_one_clear_line(nlrn("denoise", source, *options, tmp_path / "b.jp2"), "'.jp2'")
+    assert_one_clear_line(nlrn("denoise", source, *options, tmp_path / "b.gif"), "'.gif'")
     assert names(tmp_path) == ["a.png", "c.png/a.png"]
 
 

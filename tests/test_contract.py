@@ -275,7 +275,7 @@ def test_noise_beyond_the_trained_range_is_brought_into_it(name: str) -> None:
     torch.testing.assert_close(strong_noise, 0.5 + (plain - 0.5) * 2, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in SMALL if SMALL[name]().takes_noise_map])
+@pytest.mark.parametrize("name", SMALL)
 def test_where_nothing_varies_nothing_is_changed(name: str) -> None:
     network = strong(name)
     x = random_images(1, network.in_channels, 30, 24)

@@ -153,10 +153,11 @@ def test_a_damaged_image_is_refused_and_ones_own_is_read(root: Path) -> None:
 
 
 def test_training_takes_the_images_that_are_there(tmp_path: Path) -> None:
-    own = make_root(tmp_path)  # none of its images is published
-    assert [file.stem for file in datasets.training_files("bsd400", own)] == ["a", "b", "c"]
+    own = make_root(tmp_path)  # its images are not the published ones
+    stems = ["100075", "100080", "100007"]
+    assert [file.stem for file in datasets.training_files("bsd400", own)] == stems
     bsd300 = [file.stem for file in datasets.training_files("bsd300", own)]
-    assert bsd300[:2] == ["a", "b"] and "101085" in bsd300
+    assert bsd300[:2] == stems[:2] and "101085" in bsd300
     validation = {file.stem for file in datasets.training_files("bsd400-validation", own)}
     assert validation == set(datasets.VAL_NOT_IN_BSD68[:3])  # 101085 is in BSD68
     with pytest.raises(DataError, match=r"t91: no such folder; sr291 needs 91 images there$"):
@@ -195,7 +196,7 @@ def test_check_names_what_is_wrong(root: Path) -> None:
     (root / "t91/a.png").unlink()
     (root / "t91/a.png").mkdir()
     shutil.rmtree(root / "set14")
-    result = nlrn_check(root)
+    result = nlrn_check(root, "--sets", ",".join(COUNTS))
     assert result.exit_code == 1
     states = {line.split()[0]: line.split("  ")[-1] for line in result.stdout.splitlines()}
     assert states["Set5"] == "1 damaged, 1 missing" and states["Set14"] == "missing"
@@ -205,6 +206,21 @@ def test_check_names_what_is_wrong(root: Path) -> None:
     assert unreadable == f"error: {root / 't91/a.png'}: cannot be read"
     assert file == f"error: {root / 'set5'}: b.png is missing; 3 images expected"
     assert folder == f"error: {root / 'set14'}: no such folder; 3 images expected"
+
+
+def test_check_takes_sets_that_are_not_there_as_not_needed(root: Path) -> None:
+    for folder in ("set14", "urban100"):
+        shutil.rmtree(root / folder)
+    result = nlrn_check(root)
+    assert result.exit_code == 0 and not result.stderr
+    assert "Set14" in result.stdout and "missing" in result.stdout
+    result = nlrn_check(root, "--sets", "set12,Set14")
+    assert result.exit_code == 1
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["set", "Set12", "Set14"]
+    assert result.stderr == f"error: {root / 'set14'}: no such folder; 3 images expected\n"
+    assert nlrn_check(root, "--sets", "Set12").exit_code == 0
+    result = nlrn_check(root, "--sets", "Set13")
+    assert result.exit_code == 2 and "unknown image set 'Set13'" in result.stderr
 
 
 def test_check_as_json(root: Path) -> None:

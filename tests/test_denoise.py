@@ -319,3 +319,14 @@ def test_bad_settings_are_named() -> None:
         Settings(dtype="fp8")
     with pytest.raises(ValueError, match="memory must be a number of bytes, got -1"):
         Settings(memory=-1)
+
+
+@pytest.mark.parametrize("level", [0, 128, 255])
+@pytest.mark.parametrize("sigma", [15, 25, 50])
+def test_what_does_not_vary_stays_as_it_is(level: int, sigma: float) -> None:
+    """White paper stays white: the networks of one level alone would take a level or two off it."""
+    page = np.full((23, 31), level, np.uint8)
+    np.testing.assert_array_equal(nlrn.denoise(page, sigma), page)
+    page[:9, :9] = np.random.default_rng(0).integers(0, 256, (9, 9))
+    after = nlrn.denoise(page, sigma)
+    assert (after[14:, 14:] == level).all() and (after[:9, :9] != page[:9, :9]).any()

@@ -11,6 +11,7 @@ from picture_files import (
     HEIGHT,
     WIDTH,
     exif_block,
+    fitting,
     icc_profile,
     image,
     npy_bytes,
@@ -186,14 +187,17 @@ def test_content_decides_the_format(tmp_path: Path, suffix: str) -> None:
 # Refusals
 
 
+TGA_FOOTER = bytes(8) + b"TRUEVISION-XFILE.\0"
+
+
 @pytest.mark.parametrize("suffix", images.SUFFIXES)
 @pytest.mark.parametrize("part", [0.04, 0.5, 0.97])
 def test_truncated_files(
     tmp_path: Path, suffix: str, part: float, capfd: pytest.CaptureFixture[str]
 ) -> None:
     whole = tmp_path / f"whole{suffix}"
-    images.write(whole, image())
-    data = whole.read_bytes()
+    images.write(whole, fitting(suffix))
+    data = whole.read_bytes().removesuffix(TGA_FOOTER)
     reason = refused_bytes(tmp_path, suffix, data[: int(part * len(data))])
     assert reason.startswith("not an image nlrn can read (broken or truncated ")
     assert capfd.readouterr() == ("", "")
@@ -207,7 +211,7 @@ def test_damaged_files_give_an_image_or_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = tmp_path / f"a{suffix}"
-    images.write(path, image(exif=exif_block(3), icc=icc_profile()[:50]))
+    images.write(path, fitting(suffix, exif=exif_block(3), icc=icc_profile()[:50]))
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
     for _ in range(30):
@@ -296,7 +300,7 @@ def test_too_many_pixels_in_webp_and_npy(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", images.SUFFIXES)
 def test_limit_is_an_argument(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
-    images.write(path, image())
+    images.write(path, fitting(suffix))
     pixels = HEIGHT * WIDTH
     assert refused(path, max_pixels=pixels - 1).endswith(f"the limit is {pixels - 1}")
     assert images.read(path, max_pixels=pixels).width == WIDTH
@@ -322,7 +326,8 @@ def test_no_pixels(tmp_path: Path) -> None:
     ("array", "reason"),
     [
         (np.zeros((5, 7), bool), "bool samples are not supported"),
-        (np.zeros((5, 7), np.int64), "int64 samples are not supported"),
+        (np.zeros((5, 7), np.int8), "int8 samples are not supported"),
+        (np.full((5, 7), 300), "int64 samples up to 300: say which value is white (white=1023)"),
         (np.zeros((5, 7), np.complex64), "complex64 samples are not supported"),
         (np.zeros((3, 5, 7), np.uint8), "array of shape (3, 5, 7) is not [H, W]"),
         (np.zeros((5, 7, 0), np.uint8), "array of shape (5, 7, 0) is not [H, W]"),
@@ -362,12 +367,14 @@ def test_several_pages_or_frames(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("array", "options", "reason"),
     [
-        (np.zeros((5, 7), np.int32), {}, "int32 samples are not supported"),
-        (np.zeros((5, 7, 4), np.uint8), {"photometric": "separated"}, "colour model SEPARATED"),
+        (np.zeros((5, 7), np.int32), {}, "int32 samples up to 0: say which value is white"),
+        (np.zeros((5, 7, 4), np.uint8), {"photometric": "logluv"}, "color model LOGLUV"),
+        (np.zeros((5, 7), np.uint16), {"photometric": "cfa"}, "camera raw data: develop it"),
+        (np.zeros((5, 7), np.float32), {"compression": "lerc"}, "compression LERC"),
         (np.zeros((5, 7, 6), np.uint8), {"photometric": "rgb"}, "samples YXS (5, 7, 6)"),
         (np.zeros((5, 7), np.uint16), {"bitspersample": 12}, "12 bits per sample"),
     ],
-    ids=["int32", "CMYK", "channels", "12 bits"],
+    ids=["int32", "LogLuv", "raw", "LERC", "channels", "12 bits"],
 )
 def test_tiff_without_meaning_here(
     tmp_path: Path, array: Any, options: dict[str, Any], reason: str

@@ -19,6 +19,7 @@ from picture_files import (
     HEIGHT,
     WIDTH,
     assert_same,
+    fitting,
     image,
     pillow_bytes,
     samples,
@@ -36,6 +37,12 @@ LOSSLESS = [
         (".npy", ("uint8", "uint16", "float32", "float64"), (1, 2, 3, 4)),
         (".webp", ("uint8",), (3, 4)),
         (".bmp", ("uint8",), (1, 3)),
+        (".jp2", ("uint8", "uint16"), (1, 2, 3, 4)),
+        (".j2k", ("uint8", "uint16"), (1, 2, 3, 4)),
+        (".tga", ("uint8",), (1, 2, 3, 4)),
+        (".pgm", ("uint8", "uint16"), (1,)),
+        (".ppm", ("uint8", "uint16"), (3,)),
+        (".pnm", ("uint8", "uint16"), (1, 3)),
     ]
     for dtype in dtypes
     for channels in kinds
@@ -127,22 +134,32 @@ def test_paths_may_be_strings_not_ascii_and_upper_case(tmp_path: Path) -> None:
     folder.mkdir()
     for suffix in images.SUFFIXES:
         path = str(folder / f"naïve файл{suffix.upper()}")
-        images.write(path, image())
-        assert images.read(path).pixels.shape == (HEIGHT, WIDTH, 3)
+        images.write(path, fitting(suffix))
+        assert images.read(path).pixels.shape[:2] == (HEIGHT, WIDTH)
 
 
 # Writing
+
+HOLD_ALPHA = "PNG, TIFF, WebP, AVIF, JPEG 2000, J2K, TGA or NPY"
+DEEP = "PNG, TIFF, JPEG 2000, J2K"
 
 
 @pytest.mark.parametrize(
     ("suffix", "dtype", "channels", "reason"),
     [
-        (".jpg", "uint8", 4, "JPEG cannot hold an alpha channel; PNG, TIFF, WebP or NPY can"),
-        (".jpg", "uint16", 3, "JPEG cannot hold uint16 samples; PNG, TIFF or NPY can"),
+        (".jpg", "uint8", 4, f"JPEG cannot hold an alpha channel; {HOLD_ALPHA} can"),
+        (".jpg", "uint16", 3, f"JPEG cannot hold uint16 samples; {DEEP}, PPM, PNM or NPY can"),
         (".jpg", "float32", 1, "JPEG cannot hold float32 samples; TIFF or NPY can"),
         (".png", "float32", 3, "PNG cannot hold float32 samples; TIFF or NPY can"),
-        (".webp", "uint16", 4, "WebP cannot hold uint16 samples; PNG, TIFF or NPY can"),
-        (".bmp", "uint8", 2, "BMP cannot hold an alpha channel; PNG, TIFF, WebP or NPY can"),
+        (".webp", "uint16", 4, f"WebP cannot hold uint16 samples; {DEEP} or NPY can"),
+        (
+            ".avif",
+            "uint16",
+            1,
+            f"AVIF cannot hold uint16 samples; {DEEP}, PGM, PPM, PNM or NPY can",
+        ),
+        (".bmp", "uint8", 2, f"BMP cannot hold an alpha channel; {HOLD_ALPHA} can"),
+        (".pgm", "uint16", 3, f"PGM cannot hold color; {DEEP}, PPM, PNM or NPY can"),
         (".bmp", "float64", 3, "BMP cannot hold float64 samples; TIFF or NPY can"),
     ],
 )

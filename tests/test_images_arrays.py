@@ -50,6 +50,8 @@ def test_an_array_comes_back_with_its_axes_and_type(channels: int, dtype: str) -
 def test_gray_with_alpha_and_a_single_channel() -> None:
     pair = samples(2)
     image = as_image(pair)
+    assert image.notes == ("the second of two channels is taken for alpha, not restored",)
+    assert as_image(PIL.Image.fromarray(pair)).notes == ()
     np.testing.assert_array_equal(image.pixels, pair[..., 0])
     assert image.alpha is not None
     np.testing.assert_array_equal(image.alpha, pair[..., 1])
@@ -80,7 +82,9 @@ def test_views_with_odd_strides() -> None:
         (np.zeros((0, 9)), r"got \(0, 9\)"),
         (np.zeros((7, 9, 0)), r"got \(7, 9, 0\)"),
         (np.zeros((7, 9), bool), "got bool"),
-        (np.zeros((7, 9), np.int32), "got int32"),
+        (np.zeros((7, 9), np.int32), r"got int32: divide it by its white \(image / 255\)"),
+        (np.full((7, 9), 4000, np.int16), r"got int16: divide it by its white \(image / 4095\)"),
+        (np.ma.masked_equal(np.zeros((7, 9)), 0), r"masked values: .* \(image.filled\(0\)\)"),
         (np.zeros((7, 9), np.complex64), "got complex64"),
         (np.full((7, 9), np.nan), "NaN or infinite"),
         (np.full((7, 9), np.inf, np.float16), "NaN or infinite"),
@@ -91,6 +95,14 @@ def test_views_with_odd_strides() -> None:
 def test_arrays_that_are_no_images(array: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         as_image(array)
+
+
+def test_subclasses_of_arrays_are_plain_arrays_here() -> None:
+    given = samples(3)
+    for odd in (np.ma.array(given), given.view(np.recarray)):
+        image = as_image(odd)
+        assert type(image.pixels) is np.ndarray
+        np.testing.assert_array_equal(image.pixels, given)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

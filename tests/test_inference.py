@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 import torch
@@ -171,18 +172,39 @@ def test_running_out_of_memory_shrinks_the_tiles(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_any_memory_it_ends_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[None] = []
+    calls: list[int] = []
 
-    def never(*_: object) -> Tensor:
-        calls.append(None)
-        assert len(calls) < 100, "tried again without end"
+    def never(self: object, image: Tensor, *_: object) -> Tensor:
+        calls.append(image.shape[-2] * image.shape[-1])
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")
 
     monkeypatch.setattr(NLRNInference, "forward", never)
-    for free in (0, 2**26):
+    for free in (0, 2**26, 2**34):
+        calls.clear()
         monkeypatch.setattr(engine, "free_memory", lambda device, free=free: free)
         with pytest.raises(ValueError, match="not enough memory for 100 x 90 pixels"):
             restore(strong_network(), picture(1, 1, 90, 100))
+        # Each attempt is with less, none is made twice.
+        assert all(after <= 0.9 * before for before, after in pairwise(calls)), calls
+    assert len(calls) > 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("could not create a memory object"),
+    ],
+    ids=str,
+)
+def test_memory_runs_out_in_many_words(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> Tensor:
+        raise error
+
+    monkeypatch.setattr(NLRNInference, "forward", never)
+    with pytest.raises(ValueError, match="not enough memory for 12 x 9 pixels"):
+        restore(strong_network(), picture(1, 1, 9, 12))
 
 
 def test_values_that_no_float_can_hold_are_an_error() -> None:

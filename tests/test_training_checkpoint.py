@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from training_runs import OFF, assert_same, tensors_of, write_config
+from training_runs import OFF, ON, assert_same, tensors_of, write_config
 
-from nlrn import training
+from nlrn import models, training
 from nlrn.training import checkpoint
 from nlrn.training.parsing import TrainingError
 
@@ -134,6 +134,27 @@ def in_older_words(path: Path) -> None:
     progress["seen"] = progress.pop("training_sets")
     metadata |= {"config": json.dumps(config), "progress": json.dumps(progress)}
     save_file(older, path, metadata | {"sha256": checkpoint._digest(older)})
+
+
+def test_a_finished_run_goes_on_where_its_last_stage_is_longer(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, last = OFF.format(steps=2), ON.format(steps=2)
+    config = write_config(tmp_path / "c.toml", first, last)
+    folder = training.run(config, data_root=root, out=tmp_path / "out")
+
+    def steps_after(*stages: str) -> int:
+        training.run(
+            write_config(tmp_path / "c.toml", *stages), data_root=root, out=folder, resume=True
+        )
+        return int(models.load(folder / "weights.safetensors").card.steps)
+
+    assert steps_after(first, ON.format(steps=5)) == 7
+    assert capsys.readouterr().err == ""
+    assert steps_after(first, ON.format(steps=5)) == 7
+    assert steps_after(OFF.format(steps=9), ON.format(steps=3)) == 7
+    told = capsys.readouterr().err.splitlines()
+    assert told == [f"warning: stage {n} is over, what changed in it has no effect" for n in (1, 2)]
 
 
 def test_checkpoint_in_older_words_resumes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +99,11 @@ def test_several_sets_are_trained_on_together(root: Path, tmp_path: Path) -> Non
     config = write_config(tmp_path / "c.toml", OFF.format(steps=2), more=more)
     folder = training.run(config, data_root=root, out=tmp_path / "out")
     card = models.load(folder / "weights.safetensors").card
-    assert card.training_sets == ("bsd400", "bsds500/train", "t91")
+    assert card.training_sets == (
+        "bsd400",
+        "bsds500/train",
+        "own images",
+    )  # t91 has none of its own
 
 
 # --- images of one's own ------------------------------------------------------------------------
@@ -141,6 +146,22 @@ def test_a_folder_of_ones_own_images_is_enough(
     other = write_config(moved / "c.toml", OFF.format(steps=3), more=more.replace("0.3", "0.4"))
     with pytest.raises(TrainingError, match=r"another \[data\] held_out; use another"):
         training.run(other, out=folder, resume=True)
+
+
+def test_ones_own_images_in_the_folders_of_sets(pictures: Path, tmp_path: Path, root: Path) -> None:
+    """As docs/training.md has it, with the sets that a config names by default."""
+    own = tmp_path / "own"
+    for number, name in enumerate(("train", "test", "val")):
+        (own / "bsds500" / name).mkdir(parents=True)
+        for file in sorted(pictures.rglob("*.png"))[4 * number : 4 * number + 4]:
+            shutil.copy(file, own / "bsds500" / name / file.name)
+    config = write_config(tmp_path / "c.toml", OFF.format(steps=2))
+    folder = training.run(config, data_root=own, out=tmp_path / "out")
+    assert models.load(folder / "weights.safetensors").card.training_sets == ("own images",)
+    shutil.copy(root / "bsds500" / "test" / "100007.png", own / "bsds500" / "test")
+    found = files.find(configuration.load(config).data, own)
+    assert found.training_sets == ["bsd400", "own images"]
+    assert {file.parent.name for file in found.validation} == {"val"}
 
 
 def test_published_images_among_ones_own_are_not_forgotten(tmp_path: Path) -> None:

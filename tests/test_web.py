@@ -195,6 +195,7 @@ def test_failures_are_one_line_and_the_worker_goes_on(
     for error, shown in [
         (ValueError("two\nlines"), "two lines"),
         (MemoryError(), "not enough memory"),
+        (RuntimeError("can't allocate memory: you tried to allocate 9 bytes"), "not enough memory"),
         (ZeroDivisionError("oops"), "internal error"),
     ]:
 

@@ -99,3 +99,14 @@ def test_an_unknown_architecture_is_refused() -> None:
         models.build("gpt", {})
     with pytest.raises(ValueError, match="unknown config key 'layers'"):
         models.build("nlrn", {"layers": 3})
+
+
+def test_the_folder_of_a_run_is_its_best_weights(tmp_path: Path) -> None:
+    first, second = random_network(SMALL, seed=1), random_network(SMALL, seed=2)
+    with pytest.raises(WeightsError, match=r"a folder without best\.safetensors or weights"):
+        weights.load(tmp_path)
+    first.save_pretrained(tmp_path / "weights.safetensors", ModelCard(name="last"))
+    assert weights.load(tmp_path).card.name == "last"
+    second.save_pretrained(tmp_path / "best.safetensors", ModelCard(name="best"))
+    assert weights.load(str(tmp_path)).card.name == "best"
+    assert weights.fingerprint(tmp_path) == weights.fingerprint(tmp_path / "best.safetensors")

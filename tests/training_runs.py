@@ -30,7 +30,11 @@ ON = "steps = {steps}\nlr = 1e-3\nbatch = 4\npatch = 12\nfreeze_norm = true\nwar
 def make_root(folder: Path) -> Path:
     """A data root with a few small images in the folders of BSDS500; never square."""
     rng = np.random.default_rng(0)
-    names = {"train": ["a", "b"], "test": ["c"], "val": ["101085", *VAL_NOT_IN_BSD68[:3]]}
+    names = {
+        "train": ["100075", "100080"],
+        "test": ["100007"],
+        "val": ["101085", *VAL_NOT_IN_BSD68[:3]],
+    }
     for split, stems in names.items():
         path = folder / "bsds500" / split
         path.mkdir(parents=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import glob
+import io
 import os
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -14,10 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from nlrn import images
 from nlrn.errors import one_line
-from nlrn.images import Image, ImageError
+from nlrn.images import FormatError, Image, ImageError
 
 if TYPE_CHECKING:  # with torch, which finding files needs not
     from nlrn.restoration import Restoration
+
+
+PIPE = Path("-")  # the standard input or output in place of a file
 
 
 class InputError(ValueError):
@@ -26,19 +31,48 @@ class InputError(ValueError):
 
 @dataclass(frozen=True)
 class Job:
-    """One file to read and the file to write."""
+    """One file to read and the file to write; either may be `PIPE`."""
 
     source: Path
     target: Path
 
 
+@dataclass(frozen=True)
+class FileOptions:
+    """How files are read and written.
+
+    Attributes:
+        overwrite: whether files that exist are replaced.
+        skip_existing: whether jobs whose target exists are passed over.
+        white: the value of white, where that is not the type's (see `images.read`).
+        jpeg_quality: 1 to 100.
+    """
+
+    overwrite: bool = False
+    skip_existing: bool = False
+    white: float | None = None
+    jpeg_quality: int = 95
+
+    def __post_init__(self) -> None:
+        if self.overwrite and self.skip_existing:
+            raise InputError("overwrite and skip-existing contradict each other")
+        if not 1 <= self.jpeg_quality <= 100:
+            raise InputError(f"jpeg-quality must be in 1..100, got {self.jpeg_quality}")
+        if self.white is not None and not self.white > 0:
+            raise InputError(f"white must be above 0, got {self.white:g}")
+
+
 @dataclass
 class Report:
-    """What became of the jobs; `done` and `failed` hold a dict for each file."""
+    """What became of the jobs; `done` and `failed` hold a dict for each file.
+
+    `unknown` are files beside them that are no images, or not of a known kind.
+    """
 
     done: list[dict[str, Any]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     failed: list[dict[str, str]] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -81,13 +115,21 @@ def collect(inputs: list[str], output: str | None, suffix: str, *, recursive: bo
 
     Without `output`, NAME.png goes to NAME<suffix>.png beside it. An output that is a folder, ends
     with a slash, has no suffix, or is given with several inputs and is no name of an image, takes
-    files of the same name, the tree below a folder kept; what lies there already is no input.
+    files of the same name, the tree below a folder kept; what lies there already is no input. "-"
+    is the standard input or output, for one image.
     """
     if "" in inputs or output == "":
         raise InputError(f"the name of the {'output' if output == '' else 'input'} is empty")
-    sources = dict(_sources(inputs, recursive, suffix if output is None else None, output))
+    if "-" in inputs:
+        return [_from_standard_input(inputs, output)]
+    made_by_us = suffix if output is None else None
+    sources = dict(_sources(inputs, recursive, made_by_us, output))
     if not sources:
         raise InputError(f"no images in {', '.join(inputs)} (known: {' '.join(images.SUFFIXES)})")
+    if output == "-":
+        if len(sources) > 1:
+            raise InputError(f"{len(sources)} images: one at a time goes to the standard output")
+        return [Job(next(iter(sources)), PIPE)]
     single = len(sources) == 1 and Path(inputs[0]) in sources
     as_file = output is not None and not _is_folder(output)
     if as_file and not single:
@@ -107,12 +149,25 @@ def collect(inputs: list[str], output: str | None, suffix: str, *, recursive: bo
     return jobs
 
 
+def _from_standard_input(inputs: list[str], output: str | None) -> Job:
+    if len(inputs) > 1:
+        raise InputError("- is the standard input: no other image can be given beside it")
+    if output is not None and output != "-" and _is_folder(output):
+        raise InputError(f"{output}: a folder, but the standard input has no name")
+    return Job(PIPE, PIPE if output is None else Path(output))
+
+
+def unknown_files(inputs: list[str], *, recursive: bool) -> list[Path]:
+    """What lies in the given folders and is of no known kind, hidden files left out."""
+    folders = [Path(text) for text in inputs if Path(text).is_dir()]
+    files = (file for folder in folders for file in _visible(folder, recursive))
+    return sorted(file for file in files if file.suffix.lower() not in images.SUFFIXES)
+
+
 def run(
     jobs: list[Job],
     restoration: Restoration,
-    *,
-    overwrite: bool,
-    skip_existing: bool,
+    options: FileOptions | None = None,
     observer: Observer | None = None,
 ) -> Report:
     """Reads, restores and writes one file after the other; a bad one does not stop the rest.
@@ -120,23 +175,26 @@ def run(
     Args:
         jobs: what to do.
         restoration: what restores an image.
-        overwrite: whether files that exist are replaced.
-        skip_existing: whether jobs whose target exists are passed over.
+        options: how files are read and written.
         observer: told of each file as it goes on.
     """
-    observer = observer or Observer()
+    from nlrn.hardware import is_out_of_memory  # with torch, which is loaded by now
+
+    options, observer = options or FileOptions(), observer or Observer()
     report = observer.report
     for number, job in enumerate(jobs):
         observer.on_file(job, number)
-        if skip_existing and job.target.exists():
+        if options.skip_existing and job.target.exists():
             report.skipped.append(str(job.source))
             continue
         try:
-            report.done.append(_run_one(job, restoration, overwrite, observer))
+            report.done.append(_run_one(job, restoration, options, observer))
+        except BrokenPipeError:
+            raise
         except ImageError as error:
             report.failed.append({"input": str(job.source), "error": str(error)})
         except (ValueError, OSError, MemoryError, RuntimeError) as error:
-            reason = "not enough memory" if not str(error) else one_line(error, 300)
+            reason = "not enough memory" if is_out_of_memory(error) else one_line(error, 300)
             message = f"{job.source}: {reason}"
             report.failed.append({"input": str(job.source), "error": message})
         else:
@@ -145,41 +203,69 @@ def run(
 
 
 def _run_one(
-    job: Job,
-    restoration: Restoration,
-    overwrite: bool,
-    observer: Observer,
+    job: Job, restoration: Restoration, options: FileOptions, observer: Observer
 ) -> dict[str, Any]:
     start = time.perf_counter()
-    image = images.read(job.source)
-    if not job.target.parent.exists():
-        images.check_holds(job.target, image)  # before a folder is made for nothing
-        try:
-            job.target.parent.mkdir(parents=True)
-        except OSError as error:
-            raise ImageError(f"{job.target.parent}: {error.strerror}") from error
-    images.check_writable(job.target, image, overwrite=overwrite)
+    image, kind = _read(job.source, options)
+    kind = _check_target(job.target, image, kind, options)
     announce = functools.partial(observer.announce, image)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         restored = restoration.restore(image, progress=observer.progress, announce=announce)
-    images.write(job.target, restored.image, overwrite=overwrite)
+    _write(job.target, restored.image, kind, options)
+    notes = [*image.notes, *images.lost(kind, image), *(str(w.message) for w in caught)]
     return {
         "input": str(job.source),
         "output": str(job.target),
         "width": restored.image.width,
         "height": restored.image.height,
         **restored.facts,
-        "warnings": [str(warning.message) for warning in caught],
+        "warnings": notes,
         "seconds": round(time.perf_counter() - start, 3),
     }
+
+
+def _read(source: Path, options: FileOptions) -> tuple[Image, str]:
+    """The image and the name of its format."""
+    if source != PIPE:
+        return images.read(source, white=options.white), images.format_of(source)
+    if sys.stdin is None or sys.stdin.isatty():
+        raise InputError("the standard input is closed or a terminal: send an image into it")
+    try:
+        return images.read_file(io.BytesIO(sys.stdin.buffer.read()), white=options.white)
+    except FormatError as error:
+        raise ImageError(f"standard input: {error}") from error
+
+
+def _check_target(target: Path, image: Image, kind: str, options: FileOptions) -> str:
+    """The format of the result; raises before the work what would go wrong after it."""
+    if target == PIPE:
+        images.check_format(kind, image)
+        return kind
+    if not target.parent.exists():
+        images.check_holds(target, image)  # before a folder is made for nothing
+        try:
+            target.parent.mkdir(parents=True)
+        except OSError as error:
+            raise ImageError(f"{target.parent}: {error.strerror}") from error
+    images.check_writable(target, image, overwrite=options.overwrite)
+    return images.format_of(target)
+
+
+def _write(target: Path, image: Image, kind: str, options: FileOptions) -> None:
+    if target != PIPE:
+        quality = options.jpeg_quality
+        images.write(target, image, overwrite=options.overwrite, quality=quality)
+        return
+    sys.stdout.buffer.write(images.encode(kind, image, options.jpeg_quality))
+    sys.stdout.buffer.flush()
 
 
 def _sources(
     inputs: list[str], recursive: bool, made_by_us: str | None, output: str | None
 ) -> Iterator[tuple[Path, Path]]:
     """Each file with its path below the given folder; results of an earlier run are left out."""
-    results = Path(output).resolve() if output is not None else None
+    results = _real(Path(output)) if output is not None else None
     for text in inputs:
         path = Path(text)
         if path.is_dir():
@@ -192,10 +278,10 @@ def _sources(
             found, base = sorted(p for p in matches if p.is_file()), _fixed_part(path)
             if not found:
                 raise InputError(f"{text}: no file matches")
-        inside = results is not None and base.resolve() in results.parents
+        inside = results is not None and _real(base) in results.parents
         for file in found:
             is_result = bool(made_by_us) and file.stem.endswith(str(made_by_us))
-            if not (is_result or (inside and results in file.resolve().parents)):
+            if not (is_result or (inside and results in _real(file).parents)):
                 yield file, file.relative_to(base)
 
 
@@ -208,14 +294,21 @@ def _fixed_part(pattern: Path) -> Path:
 
 def _walk(folder: Path, recursive: bool) -> list[Path]:
     """Images below a folder in order, hidden files left out."""
-    found = folder.rglob("*") if recursive else folder.glob("*")
-    return sorted(
-        file
-        for file in found
-        if file.suffix.lower() in images.SUFFIXES
-        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-        and file.is_file()
-    )
+    files = _visible(folder, recursive)
+    return sorted(file for file in files if file.suffix.lower() in images.SUFFIXES)
+
+
+def _visible(folder: Path, recursive: bool) -> Iterator[Path]:
+    """Files below a folder, hidden ones left out."""
+    for file in folder.rglob("*") if recursive else folder.glob("*"):
+        hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+        if not hidden and file.is_file():
+            yield file
+
+
+def _real(path: Path) -> Path:
+    """The path without links; one that leads to itself stays, where Path.resolve would raise."""
+    return Path(os.path.realpath(path))
 
 
 def _is_folder(output: str) -> bool:
@@ -227,8 +320,8 @@ def _is_folder(output: str) -> bool:
 def _check_targets(jobs: list[Job]) -> None:
     seen: dict[Path, Path] = {}
     for job in jobs:
-        target = job.target.resolve()
-        if target == job.source.resolve():
+        target = _real(job.target)
+        if target == _real(job.source):
             raise InputError(f"{job.source}: would be replaced by its own result")
         if target in seen:
             first = seen[target]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from nlrn.errors import one_line
+from nlrn.errors import one_line, warn
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt, from glibc's malloc.h
 _LARGEST_INT = 2**31 - 1
+_process = os.getpid()  # whose threads torch has
 
 
 def choose_device(device: str | torch.device) -> torch.device:
@@ -27,11 +29,32 @@ def choose_device(device: str | torch.device) -> torch.device:
     except (RuntimeError, TypeError) as error:
         known = "auto, cpu, cuda, cuda:1, mps or the like"
         raise ValueError(f"device must be {known}, got {device!r}") from error
+    if chosen.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("device 'mps' cannot be used: it is of Apple's computers, none is here")
+    if chosen.type == "meta":
+        raise ValueError("device 'meta' cannot be used: it computes nothing")
     try:
         torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {str(device)!r} cannot be used: {one_line(error)}") from error
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = one_line(error, 100)
+        raise ValueError(f"device {str(device)!r} cannot be used: {reason}") from error
     return chosen
+
+
+def mind_fork() -> None:
+    """Leaves a forked process one thread, with a warning; to be called before work begins.
+
+    The threads that its parent had are not in it, and work that is shared out among them would
+    wait for ever.
+    """
+    global _process
+    if os.getpid() == _process:
+        return
+    _process = os.getpid()
+    if torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
+        warn("this process was forked and computes with one thread; processes that are started by "
+             "spawn (multiprocessing.get_context) may use more")  # fmt: skip
 
 
 def free_memory(device: torch.device) -> int:
@@ -78,9 +101,11 @@ def _process_limit() -> int:
     return max(0, limit - pages * resource.getpagesize())
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error of PyTorch says that memory ran out; on a CPU it has no class of its own."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory ran out; PyTorch's on a CPU have no class of their own."""
+    words = ("can't allocate memory", "std::bad_alloc", "could not create a memory object")
+    known = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, known) or any(word in str(error) for word in words)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nlrn.hardware import choose_device
+from nlrn.hardware import choose_device, mind_fork
 from nlrn.models import AttentionLayout, Network
 from nlrn.progress import Progress
 
@@ -228,6 +228,7 @@ def trace(
         if progress is not None:
             progress(len(queries), len(layout.states))
 
+    mind_fork()
     device, last = choose_device(device), torch.channels_last
     watched = copy.deepcopy(network).requires_grad_(False).eval()
     watched.to(device, dtype).to(memory_format=last)  # type: ignore[call-overload]

@@ -118,7 +118,7 @@ def plan(
         sets: some of the table's sets; None for all.
         levels: some of its levels.
         wanted: methods; None for those that the table names.
-        limit: the first images of each set only.
+        limit: the first images of each set only, or of its shard.
         shard: (k, n) for every n-th image of each set from the k-th on, as one of n machines.
 
     Raises:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from nlrn import images
-from nlrn.hardware import choose_device
+from nlrn.hardware import choose_device, mind_fork
+from nlrn.images.samples import plain_array
 from nlrn.progress import Progress, part_of
 
 LARGEST_SIGMA = 255  # on the 0..255 scale: beyond it there is nothing to find
@@ -32,6 +33,8 @@ def restore(
         work: planes [C, H, W] in float32 -> planes of the same shape.
         device: where it works; "auto" takes a GPU where there is one.
     """
+    mind_fork()
+    image = plain_array(image)
     if sigma == 0:
         return image.copy()
     pixels = images.to_float(image)

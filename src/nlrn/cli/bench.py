@@ -47,7 +47,11 @@ def run_table(
         typer.Option(help="Run these methods: NLM,BM3D,WNNM,LSSC,NLRN; a wrong one lists all."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Run only the first N images of each set.", metavar="N")
+        int | None,
+        typer.Option(
+            help="Run only the first N images of each set; with --shard, of the share.",
+            metavar="N",
+        ),
     ] = None,
     shard: Annotated[
         str,
@@ -189,7 +193,8 @@ def _run_with_bar(cells: Sequence[Cell], folder: Path, seed: int) -> list[Row]:
     from nlrn.bench import run as runs
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
+    name = TextColumn("{task.description}", markup=False)
+    columns = (name, BarColumn(), MofNCompleteColumn(), Remaining())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=None)
 

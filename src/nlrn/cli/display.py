@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from nlrn.batch import Job, Observer
+from nlrn.batch import PIPE, Job, Observer
 from nlrn.cli.entry import in_words_of_the_command
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
     from nlrn.images import Image
 
+SHOWN_NAMES = 5  # of files that are left alone
 LONG = 30.0  # seconds of work from which on an estimate is printed first
 
 
@@ -28,17 +30,20 @@ class Display(Observer):
     Args:
         jobs: what is to be done.
         as_json: whether the report is printed as JSON.
+        unknown: files beside them of no known kind.
     """
 
-    def __init__(self, jobs: list[Job], as_json: bool) -> None:
+    def __init__(self, jobs: list[Job], as_json: bool, unknown: list[Path]) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         super().__init__()
         self._jobs, self._as_json = jobs, as_json
+        self.report.unknown = [str(file) for file in unknown]
         self._interrupted = False
         console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        name = TextColumn("{task.description}", markup=False)  # of any characters
+        columns = (name, BarColumn(), TimeRemainingColumn())
         self._bar = Progress(
             *columns,
             console=console,
@@ -63,9 +68,7 @@ class Display(Observer):
 
     def on_file(self, job: Job, number: int) -> None:
         """Shows which file is next."""
-        from rich.markup import escape
-
-        name = escape(f"{number + 1}/{len(self._jobs)} {job.source.name}")
+        name = f"{number + 1}/{len(self._jobs)} {job.source.name}"
         self._bar.reset(self._task, total=1, description=name)
 
     def progress(self, done: int, total: int) -> None:
@@ -82,10 +85,13 @@ class Display(Observer):
     def on_done(self, facts: dict[str, Any]) -> None:
         """Tells of a file that was written."""
         for warning in facts["warnings"]:
-            print(f"warning: {facts['input']}: {warning}", file=sys.stderr)
+            said = in_words_of_the_command(warning)
+            print(f"warning: {facts['input']}: {said}", file=sys.stderr)
         if not self._as_json:
             what = f"sigma {facts['sigma']:g}" if "sigma" in facts else f"x{facts['scale']:g}"
-            print(f"{facts['output']} ({what}, {facts['seconds']:.1f} s)", flush=True)
+            line = f"{facts['output']} ({what}, {facts['seconds']:.1f} s)"
+            # Where the image itself goes to the standard output, nothing else may.
+            print(line, file=sys.stderr if facts["output"] == str(PIPE) else None, flush=True)
 
     def exit(self) -> None:
         """Says what failed and what was skipped, and leaves with the right exit code."""
@@ -95,13 +101,29 @@ class Display(Observer):
         if report.failed and report.count > 1:
             typer.echo(f"{len(report.failed)} of {report.count} files failed:", err=True)
         for failure in report.failed:
-            typer.echo(f"error: {in_words_of_the_command(failure['error'])}", err=True)
+            typer.echo(f"error: {_with_both_flags(failure['error'])}", err=True)
+        if report.unknown and not self._as_json:
+            typer.echo(f"left alone, of no known kind: {_some(report.unknown)}", err=True)
         if report.skipped and not self._as_json:
             typer.echo(f"{len(report.skipped)} skipped, their results exist", err=True)
         if self._interrupted:
             left = len(self._jobs) - report.count
             typer.echo(f"interrupted: {left} of {len(self._jobs)} files left", err=True)
         raise typer.Exit(130 if self._interrupted else report.exit_code)
+
+
+def _with_both_flags(message: str) -> str:
+    """A message in the words of the command, with the other way out where a result exists."""
+    said = in_words_of_the_command(message)
+    return said.replace(
+        "--overwrite replaces it", "--overwrite replaces it, --skip-existing leaves it"
+    )
+
+
+def _some(names: list[str]) -> str:
+    """The first few of many names."""
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(names[:SHOWN_NAMES]) + more
 
 
 def _duration(seconds: float) -> str:

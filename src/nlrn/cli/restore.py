@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,16 +10,33 @@ import typer
 from nlrn.cli.entry import errors_in_one_line, number
 
 if TYPE_CHECKING:
+    from nlrn.batch import Job
     from nlrn.inference import Settings
 
+
+def _models() -> list[str]:
+    from nlrn import weights
+
+    return list(weights.manifest())
+
+
 # Options that both commands have.
-Inputs = Annotated[list[str], typer.Argument(help="Images, folders or patterns.")]
+Inputs = Annotated[
+    list[str], typer.Argument(help="Images, folders or patterns; - is the standard input.")
+]
 Output = Annotated[
-    str | None, typer.Option("--output", "-o", help="File, or folder for several images.")
+    str | None,
+    typer.Option(
+        "--output", "-o", help="File, or folder for several images; - is the standard output."
+    ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 Model = Annotated[
-    str | None, typer.Option(help="A model's name (see nlrn models) or a .safetensors file.")
+    str | None,
+    typer.Option(
+        help="A model's name (see nlrn models), a .safetensors file or a run's folder.",
+        autocompletion=_models,
+    ),
 ]
 Tile = Annotated[
     str,
@@ -36,6 +54,11 @@ Recursive = Annotated[
 SkipExisting = Annotated[
     bool, typer.Option("--skip-existing", help="Skip images whose result exists.")
 ]
+White = Annotated[
+    float | None,
+    typer.Option(help="The value of white in the files, where that is not the type's: 4095."),
+]
+JpegQuality = Annotated[int, typer.Option(help="Quality of JPEGs that are written, 1 to 100.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
@@ -49,7 +72,8 @@ def denoise(
         str,
         typer.Option(
             help="nlrn: the network; without training: nlm, bm3d, and slow: wnnm, lssc. "
-            "--model, --tile, --exact, --views and --dtype are for nlrn alone."
+            "--model, --tile, --exact, --views and --dtype are for nlrn alone.",
+            autocompletion=lambda: ["nlrn", "nlm", "bm3d", "wnnm", "lssc"],
         ),
     ] = "nlrn",
     strength: Annotated[float, typer.Option(help="1 for the full effect, 0 for none.")] = 1.0,
@@ -59,7 +83,11 @@ def denoise(
     ] = "_denoised",
     model: Model = None,
     quality: Annotated[
-        str, typer.Option(help="Without --model: fast, balanced, or best, which is slow.")
+        str,
+        typer.Option(
+            help="Without --model: fast, balanced, or best, which is slow.",
+            autocompletion=lambda: ["fast", "balanced", "best"],
+        ),
     ] = "balanced",
     tile: Tile = "auto",
     exact: Exact = False,
@@ -68,6 +96,8 @@ def denoise(
     dtype: Dtype = "fp32",
     recursive: Recursive = False,
     skip_existing: SkipExisting = False,
+    white: White = None,
+    jpeg_quality: JpegQuality = 95,
     as_json: AsJson = False,
 ) -> None:
     """Remove noise: NAME_denoised.EXT is written beside each image unless -o says otherwise.
@@ -78,9 +108,11 @@ def denoise(
         from nlrn import batch
         from nlrn.cli.display import Display
 
+        files = batch.FileOptions(overwrite, skip_existing, white, jpeg_quality)
         level = number(sigma, "sigma", "auto")
         side = number(tile, "tile", "auto")
         jobs = batch.collect(inputs, output, suffix, recursive=recursive)
+        _check_pipe(jobs, as_json)
         # Loads torch: only after the paths were found good.
         from nlrn.restoration import make_denoiser
 
@@ -88,10 +120,8 @@ def denoise(
         denoiser = make_denoiser(
             method.lower(), model, settings, quality, sigma=level, strength=strength
         )
-        with Display(jobs, as_json) as show:
-            batch.run(
-                jobs, denoiser, overwrite=overwrite, skip_existing=skip_existing, observer=show
-            )
+        with Display(jobs, as_json, batch.unknown_files(inputs, recursive=recursive)) as show:
+            batch.run(jobs, denoiser, files, show)
         show.exit()
 
 
@@ -114,6 +144,8 @@ def upscale(
     dtype: Dtype = "fp32",
     recursive: Recursive = False,
     skip_existing: SkipExisting = False,
+    white: White = None,
+    jpeg_quality: JpegQuality = 95,
     as_json: AsJson = False,
 ) -> None:
     """Enlarge: NAME_x2.EXT is written beside each image unless -o says otherwise.
@@ -125,21 +157,33 @@ def upscale(
         from nlrn import batch
         from nlrn.cli.display import Display
 
+        files = batch.FileOptions(overwrite, skip_existing, white, jpeg_quality)
         factor = number(scale, "scale", None)
         assert factor is not None
         side = number(tile, "tile", "auto")
         ending = suffix if suffix is not None else f"_x{factor:g}"
         jobs = batch.collect(inputs, output, ending, recursive=recursive)
+        _check_pipe(jobs, as_json)
         # Loads torch: only after the paths were found good.
         from nlrn.restoration import Upscaler
 
         settings = _settings(side, exact, views, dtype, device)
         upscaler = Upscaler(factor, model or "auto", settings=settings)
-        with Display(jobs, as_json) as show:
-            batch.run(
-                jobs, upscaler, overwrite=overwrite, skip_existing=skip_existing, observer=show
-            )
+        with Display(jobs, as_json, batch.unknown_files(inputs, recursive=recursive)) as show:
+            batch.run(jobs, upscaler, files, show)
         show.exit()
+
+
+def _check_pipe(jobs: list[Job], as_json: bool) -> None:
+    """Raises if the result would go to the standard output, and that is no place for it."""
+    from nlrn.batch import PIPE
+
+    if jobs[0].target != PIPE:
+        return
+    if as_json:
+        raise ValueError("the standard output gets the image: --json has no place there")
+    if sys.stdout.isatty():
+        raise ValueError("the result would go to the terminal: name a file with -o, or use > FILE")
 
 
 def _settings(tile: float | None, exact: bool, views: int, dtype: str, device: str) -> Settings:

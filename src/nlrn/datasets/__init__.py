@@ -194,8 +194,9 @@ def training_files(name: str, root: str | Path) -> list[Path]:
         if not path.is_dir():
             count = sum(where == folder for where, _ in published(name))
             raise DataError(f"{path}: no such folder; {name} needs {count} images there")
-        found += sorted(file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES)
-    found = [file for file in found if _is_of(name, file)]
+        images = sorted(file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES)
+        known = {Path(file).stem for file in manifest()[folder]}
+        found += [file for file in images if file.stem not in known or _is_of(name, file)]
     if not found:
         raise DataError(f"{Path(root)}: no images of {name} in {', '.join(SETS[name])}")
     return found
@@ -224,11 +225,18 @@ def read_image(path: str | Path) -> Pixels:
     return decode(content, path)
 
 
-def published_folder(path: Path) -> str:
-    """The folder of `manifest` in which a file of this folder and name is; empty for none."""
+def published_folder(path: Path, *, any_format: bool = False) -> str:
+    """The folder of `manifest` in which a file of this folder and name is; empty for none.
+
+    Args:
+        path: the file.
+        any_format: whether the ending of the name may be another one.
+    """
     for depth in (1, 2):  # set12, bsds500/train
         folder = "/".join(path.parts[-1 - depth : -1])
-        if path.name in manifest().get(folder, {}):
+        published = manifest().get(folder, {})
+        stems = {Path(name).stem for name in published} if any_format else set()
+        if path.name in published or path.stem in stems:
             return folder
     return ""
 
@@ -286,18 +294,17 @@ class SetState:
         return ", ".join(f"{count} {problem}" for problem, count in counts.items()) or "ok"
 
 
-def check(root: str | Path) -> list[SetState]:
-    """The state of every test, training and validation set; all images are read and hashed."""
-    every = [(folder, file) for folder, names in manifest().items() for file in names]
+def check(root: str | Path, names: Sequence[str] | None = None) -> list[SetState]:
+    """The state of these sets, or of every one; all of their images are read and hashed."""
+    chosen = [n for n in SETS if n not in _PARTS] if names is None else [*map(set_name, names)]
+    every = list(dict.fromkeys(key for name in chosen for key in published(name)))
     states = in_threads(partial(_file_state, Path(root)), every)
     problems = {key: state for key, state in zip(every, states, strict=True) if state != "ok"}
     found = []
-    for name, where in SETS.items():
-        if name in _PARTS:
-            continue
+    for name in chosen:
         wanted = published(name)
         bad = {"/".join(key): problems[key] for key in wanted if key in problems}
-        found.append(SetState(name, where, len(wanted), bad))
+        found.append(SetState(name, SETS[name], len(wanted), bad))
     return found
 
 
@@ -312,13 +319,21 @@ def _file_state(root: Path, key: tuple[str, str]) -> str:
     return "ok" if hashlib.sha256(content).hexdigest() == manifest()[folder][file] else "damaged"
 
 
-def complaints(root: str | Path, states: Iterable[SetState]) -> list[str]:
-    """A line for every damaged file, then one for every folder that lacks images."""
-    root = Path(root)
+def complaints(root: str | Path, states: Iterable[SetState], *, all_needed: bool) -> list[str]:
+    """A line for every damaged file, then one for every folder that lacks images.
+
+    Args:
+        root: the data root.
+        states: what is there.
+        all_needed: whether a folder that is not there at all is a problem; nobody needs all sets.
+    """
+    root, states = Path(root), list(states)
     problems = {file: problem for state in states for file, problem in state.problems.items()}
     texts = {"damaged": _NOT_PUBLISHED, "unreadable": "cannot be read"}
     lines = [f"{root / file}: {texts[p]}" for file, p in problems.items() if p in texts]
-    for folder, names in manifest().items():
-        if lacking := [file for file in names if problems.get(f"{folder}/{file}") == "missing"]:
+    for folder in dict.fromkeys(folder for state in states for folder in state.folders):
+        names = manifest()[folder]
+        lacking = [file for file in names if problems.get(f"{folder}/{file}") == "missing"]
+        if lacking and (all_needed or (root / folder).is_dir()):
             lines.append(f"{_missing(root / folder, lacking)}; {len(names)} images expected")
     return lines

@@ -1,21 +1,25 @@
 """Images in files: read and written with depth, alpha, EXIF and ICC profile as they came in.
 
-PNG, JPEG, TIFF, WebP, BMP and NumPy's .npy. What each can hold:
-
 | format | samples | alpha | EXIF, ICC |
 |---|---|---|---|
-| PNG | uint8, uint16 | yes | both |
+| PNG | uint8, uint16 | yes | both; gAMA, cHRM, sRGB, cICP too |
 | JPEG | uint8 | no | both |
-| TIFF | uint8, uint16, float32, float64 | yes | both (see below) |
+| TIFF | uint8, uint16, float32, float64; with `white` int16, int32, uint32 | yes | both |
 | WebP | uint8, without loss | yes | both |
+| AVIF | uint8, nearly without loss; 10 and 12 bits are read as uint16 | yes | both |
+| JPEG 2000 (.jp2) | uint8, uint16, without loss | yes | both |
+| JPEG 2000 (.j2k) | uint8, uint16, without loss | yes | none |
 | BMP | uint8 | no | none |
-| NPY | uint8, uint16, float32, float64 | yes | none |
+| TGA | uint8 | yes | none |
+| PGM, PPM, PNM | uint8, uint16 | no | none |
+| NPY | as TIFF, and int64 with `white` | yes | none |
 
-Pixels per inch are kept by all but WebP and NPY. A TIFF keeps the EXIF and GPS directories, and of
-the other tags description, camera, software, date, artist and copyright; a BigTIFF (above 4 GB)
-keeps the ICC profile only. A WebP has no gray: it comes back as RGB, and an alpha that is opaque
-everywhere as none. A CMYK JPEG becomes RGB without its profile. XMP, PNG text and the EXIF
-thumbnail are never kept.
+Pixels per inch are kept by PNG, JPEG, TIFF, JPEG 2000 (.jp2) and BMP. A TIFF keeps the EXIF and GPS
+directories, and of the other tags names, description, camera, software, date, artist, copyright and
+what says how colors are measured; a BigTIFF (above 4 GB) keeps the ICC profile only. A WebP or AVIF
+has no gray: it comes back as RGB, and an alpha that is opaque everywhere as none. CMYK and Lab
+become RGB, by their profile where there is one. XMP, IPTC, texts, other tags and smaller versions
+of the picture are not kept, and the image's `notes` say so; the EXIF thumbnail never is.
 """
 
 from nlrn.images.arrays import ImageLike, as_array, as_image
@@ -24,27 +28,38 @@ from nlrn.images.files import (
     SUFFIXES,
     ExistsError,
     ImageError,
+    check_format,
     check_holds,
     check_writable,
+    encode,
+    format_of,
+    lost,
     read,
+    read_file,
     write,
 )
 from nlrn.images.image import Image
-from nlrn.images.samples import from_float, to_float
+from nlrn.images.samples import FormatError, from_float, to_float
 
 __all__ = [
     "MAX_PIXELS",
     "SUFFIXES",
     "ExistsError",
+    "FormatError",
     "Image",
     "ImageError",
     "ImageLike",
     "as_array",
     "as_image",
+    "check_format",
     "check_holds",
     "check_writable",
+    "encode",
+    "format_of",
     "from_float",
+    "lost",
     "read",
+    "read_file",
     "to_float",
     "write",
 ]

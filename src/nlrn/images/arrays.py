@@ -13,7 +13,17 @@ import numpy as np
 
 from nlrn.images.files import read
 from nlrn.images.image import Image
-from nlrn.images.samples import CHANNELS, DTYPES, Array, check_finite, split_alpha
+from nlrn.images.samples import (
+    CHANNELS,
+    DTYPES,
+    OPEN_DTYPES,
+    TWO_CHANNELS,
+    Array,
+    check_finite,
+    likely_white,
+    plain_array,
+    split_alpha,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
@@ -33,7 +43,7 @@ def as_image(given: ImageLike) -> Image:
     Args:
         given: one of
             a NumPy array [H, W] or [H, W, C] with gray, gray and alpha, RGB or RGBA; uint8,
-            uint16, or float on the [0, 1] scale;
+            uint16, or float on the [0, 1] scale, none of it masked;
             a PIL image of mode 1, L, LA, P, RGB, RGBA or I;16, whose EXIF orientation is left
             alone;
             a tensor [H, W], [H, W, C] or [C, H, W] with 1, 3 or 4 channels, on any device;
@@ -50,12 +60,13 @@ def as_image(given: ImageLike) -> Image:
     elif _is_tensor(given):
         samples = _from_tensor(given)
     elif isinstance(given, np.ndarray):
-        samples = given
+        samples = plain_array(given)
     else:
         kind = type(given).__name__
         known = "a NumPy array (np.asarray makes one), a PIL image, a tensor or a path"
         raise ValueError(f"image must be {known}, got {kind}")
-    return Image(*split_alpha(_checked(samples)))
+    notes = (TWO_CHANNELS,) if samples.shape[2:] == (2,) and not _is_pillow(given) else ()
+    return Image(*split_alpha(_checked(samples)), notes=notes)
 
 
 @overload
@@ -91,7 +102,9 @@ def _checked(array: Array) -> Array:
     if array.ndim < 2 or array.shape[2:] not in CHANNELS or 0 in array.shape:
         raise ValueError(f"image must be [H, W] or [H, W, 1 to 4], got {array.shape}")
     if array.dtype.name not in (*DTYPES, "float16"):
-        raise ValueError(f"image must be one of {', '.join(DTYPES)}, got {array.dtype}")
+        is_open = array.dtype.name in OPEN_DTYPES
+        advice = f": divide it by its white (image / {likely_white(array)})" if is_open else ""
+        raise ValueError(f"image must be one of {', '.join(DTYPES)}, got {array.dtype}{advice}")
     check_finite(array)
     return array.astype(np.float32) if array.dtype.name == "float16" else array
 

@@ -1,16 +1,28 @@
 """Reading and writing image files, whole or not at all, with errors that name the path."""
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from nlrn import atomic
 from nlrn.images import formats
 from nlrn.images.image import Image
-from nlrn.images.samples import CHANNELS, DTYPES, Array, Decoded, FormatError, split_alpha
+from nlrn.images.samples import (
+    CHANNELS,
+    DTYPES,
+    OPEN_DTYPES,
+    Array,
+    Decoded,
+    FormatError,
+    Stored,
+    likely_white,
+    split_alpha,
+)
 
 SUFFIXES = tuple(formats.SUFFIXES)
 """Suffixes, in lower case and with the dot, of the files that `read` and `write` know."""
@@ -27,17 +39,22 @@ class ExistsError(ImageError):
     """A file that exists already and may not be replaced."""
 
 
-def read(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Image:
+def read(
+    path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS, *, white: float | None = None
+) -> Image:
     """The image in a file, turned upright as its EXIF or TIFF orientation asks.
 
     The suffix must be one of `SUFFIXES`, but the content decides the format: a JPEG named .png
-    is read as what it is. A palette becomes RGB, 1-bit becomes 8-bit, float16 becomes float32,
-    colour that was multiplied with its alpha (TIFF) is divided by it.
+    is read as what it is. A palette becomes RGB, 1-bit becomes 8-bit, 9 to 15 bits become 16,
+    float16 becomes float32, CMYK and Lab become RGB, color that was multiplied with its alpha
+    (TIFF) is divided by it. What the file has besides and is not kept is in the image's `notes`.
 
     Args:
         path: the file.
         max_pixels: larger images are refused after a look at the header, before decoding.
             (WebP has a second limit, Pillow's own, of 178 million pixels.)
+        white: the value of white, and of full opacity, where that is not the type's: 4095 for
+            12 bits in 16. The pixels are then floats, and `write` puts them back on this scale.
 
     Raises:
         ImageError: if there is no such file, or it is no image, broken, too large, of several
@@ -46,7 +63,21 @@ def read(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Image:
     path = Path(path)
     with _errors_name(path), path.open("rb") as file:
         _format_name(path)
-        return _as_image(formats.decode(file, max_pixels))
+        return read_file(file, max_pixels, white=white, suffix=path.suffix.lower())[0]
+
+
+def read_file(
+    file: IO[bytes], max_pixels: int = MAX_PIXELS, *, white: float | None = None, suffix: str = ""
+) -> tuple[Image, str]:
+    """The image in an open file, as `read` gives it, and the name of its format.
+
+    Raises:
+        FormatError: as `read`, without the path.
+    """
+    if white is not None and not (white > 0 and math.isfinite(white)):
+        raise ValueError(f"white must be a number above 0, got {white}")
+    decoded, name = formats.decode(file, max_pixels, suffix)
+    return _as_image(decoded, white), name
 
 
 def write(
@@ -70,8 +101,18 @@ def write(
         raise ValueError(f"quality must be in 1..100, got {quality}")
     check_writable(path, image, overwrite=overwrite)
     with _errors_name(path):
-        encoded = formats.encode(_format_name(path), _as_decoded(image), quality)
+        encoded = encode(_format_name(path), image, quality)
         atomic.write_bytes(path, encoded, overwrite=overwrite)
+
+
+def encode(name: str, image: Image, quality: int = 95) -> bytes:
+    """The bytes of a file of the named format, of those in `formats.FORMATS`.
+
+    Raises:
+        FormatError: if the format cannot hold the image.
+    """
+    check_format(name, image)
+    return formats.encode(name, _as_decoded(image), quality)
 
 
 def check_writable(path: str | os.PathLike[str], image: Image, *, overwrite: bool = False) -> None:
@@ -83,7 +124,7 @@ def check_writable(path: str | os.PathLike[str], image: Image, *, overwrite: boo
             raise FormatError(f"folder {path.parent} does not exist")
         if not os.access(path.parent, os.W_OK):
             raise FormatError(f"folder {path.parent} is not writable")
-        if path.exists() and not overwrite:
+        if not overwrite and (path.exists() or path.is_symlink()):  # a link to nothing, too
             raise FileExistsError
 
 
@@ -91,7 +132,26 @@ def check_holds(path: str | os.PathLike[str], image: Image) -> None:
     """Raises an ImageError if the format of the path's suffix cannot hold the image."""
     path = Path(path)
     with _errors_name(path):
-        formats.check_holds(_format_name(path), image.samples)
+        check_format(_format_name(path), image)
+
+
+def lost(name: str, image: Image) -> tuple[str, ...]:
+    """What of the image's metadata a file of the named format has no place for, in words."""
+    return formats.lost(name, image.exif, image.icc, image.color)
+
+
+def format_of(path: str | os.PathLike[str]) -> str:
+    """The name of the format that a file of this suffix is written in."""
+    path = Path(path)
+    with _errors_name(path):
+        return _format_name(path)
+
+
+def check_format(name: str, image: Image) -> None:
+    """Raises a FormatError if the named format cannot hold the image."""
+    dtype = image.stored.dtype if image.stored else image.pixels.dtype.name
+    color = image.pixels.ndim == 3
+    formats.check_holds(name, dtype, alpha=image.alpha is not None, color=color)
 
 
 @contextlib.contextmanager
@@ -108,15 +168,22 @@ def _errors_name(path: Path) -> Iterator[None]:
 
 
 def _format_name(path: Path) -> str:
-    name = formats.SUFFIXES.get(path.suffix.lower())
+    suffix = path.suffix.lower()
+    name = formats.SUFFIXES.get(suffix)
+    if suffix in formats.HOW_TO_CONVERT:
+        raise FormatError(formats.HOW_TO_CONVERT[suffix])
     if name is None:
         raise FormatError(f"unknown suffix {path.suffix!r}; known are {' '.join(SUFFIXES)}")
     return name
 
 
-def _as_image(decoded: Decoded) -> Image:
+def _as_image(decoded: Decoded, white: float | None) -> Image:
     """The upright image of what a file holds."""
-    pixels, alpha = split_alpha(_upright(_checked(decoded.samples), decoded.orientation))
+    samples, stored = _checked(decoded.samples, white)
+    notes = decoded.notes
+    if decoded.samples.dtype == np.float16:
+        notes += ("float16 becomes float32",)
+    pixels, alpha = split_alpha(_upright(samples, decoded.orientation))
     if alpha is not None:
         alpha = np.ascontiguousarray(alpha)
     dpi = decoded.dpi
@@ -124,24 +191,39 @@ def _as_image(decoded: Decoded) -> Image:
         dpi = None  # no image has that, and JPEG could not hold it
     elif dpi is not None and decoded.orientation in (5, 6, 7, 8):  # these swap width and height
         dpi = dpi[::-1]
-    return Image(np.ascontiguousarray(pixels), alpha, decoded.exif, decoded.icc, dpi)
+    upright = np.ascontiguousarray(pixels)
+    return Image(upright, alpha, decoded.exif, decoded.icc, dpi, decoded.color, notes, stored)
 
 
 def _as_decoded(image: Image) -> Decoded:
-    return Decoded(image.samples, 1, image.exif, image.icc, image.dpi)
+    samples = image.samples
+    if image.stored is not None:
+        dtype = np.dtype(image.stored.dtype)
+        samples = samples * image.stored.white
+        if dtype.kind != "f":  # values above white are of the file too
+            limits = np.iinfo(dtype)
+            samples = np.rint(samples).clip(limits.min, limits.max)
+        samples = samples.astype(dtype)
+    return Decoded(samples, 1, image.exif, image.icc, image.dpi, image.color)
 
 
-def _checked(samples: Array) -> Array:
-    """The samples in native byte order, if they can be an image."""
+def _checked(samples: Array, white: float | None) -> tuple[Array, Stored | None]:
+    """The samples in native byte order, on the scale of `white` if given, if they are an image."""
     if samples.ndim not in (2, 3) or samples.shape[2:] not in CHANNELS:
         raise FormatError(f"array of shape {samples.shape} is not [H, W] or [H, W, 1 to 4]")
     name = "float32" if samples.dtype.name == "float16" else samples.dtype.name
-    if name not in DTYPES:
+    if white is None and name in OPEN_DTYPES:
+        advice = f"say which value is white (white={likely_white(samples)})"
+        raise FormatError(f"{name} samples up to {samples.max()}: {advice}")
+    if name not in (*DTYPES, *OPEN_DTYPES):
         raise FormatError(f"{name} samples are not supported; {', '.join(DTYPES)} are")
     bad = samples.size - np.count_nonzero(np.isfinite(samples)) if name[0] == "f" else 0
     if bad:
         raise FormatError(f"{bad} of {samples.size} samples are NaN or inf")
-    return samples.astype(name, copy=False)
+    if white is None:
+        return samples.astype(name, copy=False), None
+    exact = np.float32 if name in ("uint8", "uint16", "int16", "float32") else np.float64
+    return (samples / white).astype(exact), Stored(name, white)
 
 
 def _upright(samples: Array, orientation: int) -> Array:

@@ -4,40 +4,58 @@ Samples are arrays [H, W] or [H, W, C] as the file stores them, alpha last. What
 rest of the package (orientation, alpha, allowed types) is decided in `nlrn.images.files`.
 """
 
-import contextlib
 import io
 import struct
-import threading
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
-from nlrn.errors import one_line
-from nlrn.images import metadata, tiff
-from nlrn.images.metadata import Dpi
-from nlrn.images.samples import Array, Decoded, FormatError, check_single, check_size, has_alpha
-
-_warnings_lock = threading.Lock()
+from nlrn.errors import no_warnings, one_line
+from nlrn.images import by_pillow, jpeg2000, metadata, pnm, tiff
+from nlrn.images.samples import (
+    DTYPES,
+    OPEN_DTYPES,
+    TWO_CHANNELS,
+    Decoded,
+    FormatError,
+    check_single,
+    check_size,
+    either,
+    not_kept,
+)
 
 
 @dataclass(frozen=True)
 class Format:
-    """A file format, and what it can hold."""
+    """A file format, and what it can hold.
+
+    Attributes:
+        decode: (open file, most pixels) -> what it holds.
+        encode: (what to write, quality for JPEG) -> the bytes of a file.
+        dtypes: of the samples.
+        alpha: whether it has a place for opacity.
+        color: whether it has a place for more than gray.
+        keeps: which metadata it has a place for, as fields of `Decoded`.
+    """
 
     decode: Callable[[IO[bytes], int], Decoded]
     encode: Callable[[Decoded, int], bytes]
-    dtypes: tuple[str, ...]
-    alpha: bool
+    dtypes: tuple[str, ...] = ("uint8",)
+    alpha: bool = True
+    color: bool = True
+    keeps: tuple[str, ...] = ()
 
 
-def decode(file: IO[bytes], max_pixels: int) -> Decoded:
-    """What an open file holds; its content, not its name, decides the format."""
-    name = _sniff(file)
+def decode(file: IO[bytes], max_pixels: int, suffix: str = "") -> tuple[Decoded, str]:
+    """What an open file holds, and the name of its format: content decides, not the suffix.
+
+    The suffix is for TGA alone, which cannot be told by its content.
+    """
+    name = _sniff(file, suffix)
     try:
-        return FORMATS[name].decode(file, max_pixels)
+        return FORMATS[name].decode(file, max_pixels), name
     except FormatError:
         raise
     except Exception as error:  # on broken files the libraries raise anything, even SyntaxError
@@ -47,54 +65,65 @@ def decode(file: IO[bytes], max_pixels: int) -> Decoded:
 
 def encode(name: str, image: Decoded, quality: int) -> bytes:
     """The bytes of a file of the named format; `quality` is for JPEG."""
-    check_holds(name, image.samples)
     try:
         return FORMATS[name].encode(image, quality)
     except Exception as error:  # sizes and metadata beyond a format's limits
         raise FormatError(f"cannot be written as {name} ({one_line(error)})") from error
 
 
-def _sniff(file: IO[bytes]) -> str:
-    head = file.read(12)
+def _sniff(file: IO[bytes], suffix: str) -> str:
+    head = file.read(64)
     file.seek(0)
     if not head:
         raise FormatError("empty file")
-    if head[:4] == b"RIFF" and head[8:] == b"WEBP":
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "WebP"
+    if head[4:8] == b"ftyp":
+        brands = head[8 : min(len(head), int.from_bytes(head[:4], "big"))]
+        if b"avif" in brands or b"avis" in brands:
+            return "AVIF"
+        if any(brand in brands for brand in (b"heic", b"heix", b"hevc", b"heim", b"mif1")):
+            raise FormatError(HOW_TO_CONVERT[".heic"])
+    if head[:2] in pnm.MAGIC and head[2:3] in (b" ", b"\t", b"\n", b"\r", b"#"):
+        return {b"P3": "PPM", b"P6": "PPM"}.get(head[:2], "PGM")
     for start, name in _SIGNATURES.items():
         if head.startswith(start):
             return name
-    raise FormatError(f"not an image nlrn can read (content is not {_either(list(FORMATS))})")
+    # color map or none, kind of picture, bits
+    if suffix == ".tga" and len(head) > 17 and head[1] < 2 and head[2] in (1, 2, 3, 9, 10, 11):
+        return "TGA"
+    raise FormatError(f"not an image nlrn can read (content is not {either(list(FORMATS))})")
 
 
-def _either(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
-
-
-def check_holds(name: str, samples: Array) -> None:
-    """Raises a FormatError if the format cannot hold the samples, naming those that can."""
-    dtype = samples.dtype.name
-    alpha = has_alpha(samples)
-    if alpha and not FORMATS[name].alpha:
+def check_holds(name: str, dtype: str, *, alpha: bool, color: bool) -> None:
+    """Raises a FormatError if the format cannot hold such samples, naming those that can."""
+    format_ = FORMATS[name]
+    if alpha and not format_.alpha:
         what = "an alpha channel"
-    elif dtype not in FORMATS[name].dtypes:
+    elif dtype not in format_.dtypes:
         what = f"{dtype} samples"
+    elif color and not format_.color:
+        what = "color"
     else:
         return
-    able = [n for n, f in FORMATS.items() if dtype in f.dtypes and (f.alpha or not alpha)]
-    raise FormatError(f"{name} cannot hold {what}; {_either(able)} can")
+    able = [
+        name
+        for name, other in FORMATS.items()
+        if dtype in other.dtypes and (other.alpha or not alpha) and (other.color or not color)
+    ]
+    raise FormatError(f"{name} cannot hold {what}; {either(able)} can")
 
 
-@contextlib.contextmanager
-def _no_warnings() -> Iterator[None]:
-    """Drops what a library warns about a header.
-
-    Two threads that save and restore Python's global filters at the same time would leave them
-    at "ignore": hence the lock, and hence only for headers, which are quick.
-    """
-    with _warnings_lock, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def lost(name: str, exif: bytes | None, icc: bytes | None, color: bytes | None) -> tuple[str, ...]:
+    """The notes that a file of the named format has no place for some of an image's metadata."""
+    is_usual = color is not None and b"sRGB" in color  # what everybody assumes
+    has = {
+        "exif": exif and "EXIF",
+        "icc": icc and "the color profile",
+        "color": color and not is_usual and "gAMA, cHRM or cICP",
+    }
+    gone = [what for place, what in has.items() if what and place not in FORMATS[name].keeps]
+    return not_kept(*gone, by=f" by {name}")
 
 
 # PNG: samples through imagecodecs, because Pillow turns 16-bit RGB into 8-bit without a word;
@@ -114,110 +143,38 @@ def _decode_png(file: IO[bytes], max_pixels: int) -> Decoded:
         samples = imagecodecs.png_decode(found.pixels)
     except Exception as error:  # its message is at times a piece of freed memory
         raise ValueError("damaged pixel data") from error
-    return Decoded(samples, orientation, exif, found.icc, found.dpi)
+    notes = not_kept(*found.texts)
+    return Decoded(samples, orientation, exif, found.icc, found.dpi, found.color or None, notes)
 
 
 def _encode_png(image: Decoded, quality: int) -> bytes:
     import imagecodecs
 
-    encoded = bytes(imagecodecs.png_encode(np.ascontiguousarray(image.samples)))
-    return metadata.into_png(encoded, image.exif, image.icc, image.dpi)
-
-
-# JPEG, WebP and BMP through Pillow. The plugin classes are called directly: Image.open would warn
-# about sizes below our own limit, and would take a phone's JPEG with a second picture inside
-# (a gain map, a preview) for a file of several frames.
-
-
-def _decode_jpeg(file: IO[bytes], max_pixels: int) -> Decoded:
-    from PIL.JpegImagePlugin import JpegImageFile
-
-    return _from_pillow(JpegImageFile, file, max_pixels)
-
-
-def _decode_webp(file: IO[bytes], max_pixels: int) -> Decoded:
-    from PIL.WebPImagePlugin import WebPImageFile
-
-    return _from_pillow(WebPImageFile, file, max_pixels)
-
-
-def _decode_bmp(file: IO[bytes], max_pixels: int) -> Decoded:
-    from PIL.BmpImagePlugin import BmpImageFile
-
-    return _from_pillow(BmpImageFile, file, max_pixels)
-
-
-def _from_pillow(plugin: Callable[[IO[bytes]], Any], file: IO[bytes], max_pixels: int) -> Decoded:
-    from PIL.Image import DecompressionBombError
-
-    try:
-        with _no_warnings():
-            picture = plugin(file)  # the header only
-    except DecompressionBombError as error:  # WebP's plugin has its own limit
-        raise FormatError(f"too large ({one_line(error)})") from error
-    width, height = picture.size
-    check_size(width, height, max_pixels)
-    check_single(getattr(picture, "n_frames", 1), "frames")
-    modes = {"1": "L", "L": "L", "RGBA": "RGBA"}  # everything else is colour: P, RGB, CMYK
-    samples = np.array(picture.convert(modes.get(picture.mode, "RGB")))
-    orientation, exif = metadata.take_orientation(picture.info.get("exif", b""))
-    # A CMYK profile says nothing about the RGB values.
-    icc = None if picture.mode == "CMYK" else picture.info.get("icc_profile")
-    return Decoded(samples, orientation, exif, icc or None, _pillows_dpi(picture))
-
-
-def _pillows_dpi(picture: Any) -> Dpi | None:
-    """Pixels per inch in a JPEG's own header or a BMP's; what EXIF says of them stays there."""
-    if picture.format == "BMP":
-        return picture.info.get("dpi")
-    inches = {1: 1.0, 2: 2.54}.get(picture.info.get("jfif_unit"))  # 0 is a ratio without a unit
-    if inches is None:
-        return None
-    across, down = picture.info["jfif_density"]
-    return inches * across, inches * down
-
-
-def _encode_jpeg(image: Decoded, quality: int) -> bytes:
-    return _by_pillow(image, "JPEG", quality=quality, subsampling=0)
-
-
-def _encode_webp(image: Decoded, quality: int) -> bytes:
-    samples = image.samples
-    if samples.ndim == 2:
-        samples = np.dstack([samples] * 3)
-    elif samples.shape[2] == 2:
-        samples = samples[..., [0, 0, 0, 1]]
-    gray_profile = image.icc is not None and image.icc[16:20] == b"GRAY"
-    color = image._replace(samples=samples, icc=None if gray_profile else image.icc)
-    # exact: without it the colour under transparent pixels is lost
-    return _by_pillow(color, "WEBP", lossless=True, exact=True)
-
-
-def _encode_bmp(image: Decoded, quality: int) -> bytes:
-    # Pillow would make up 96 pixels per inch.
-    return _by_pillow(image._replace(exif=None, icc=None, dpi=image.dpi or (0, 0)), "BMP")
-
-
-def _by_pillow(image: Decoded, name: str, **options: Any) -> bytes:
-    import PIL.Image
-
-    if image.dpi and name != "WEBP":
-        options["dpi"] = image.dpi
-    if image.exif:
-        options["exif"] = b"Exif\0\0" + image.exif
-    out = io.BytesIO()
-    picture = PIL.Image.fromarray(np.ascontiguousarray(image.samples))
-    picture.save(out, name, icc_profile=image.icc, **options)
-    return out.getvalue()
+    samples = np.ascontiguousarray(image.samples)
+    # One byte more for each row, and the deflated data may grow: the codec's own guess is too low
+    # for narrow images.
+    room = samples.nbytes + len(samples)
+    encoded = bytes(imagecodecs.png_encode(samples, out=room + room // 32 + 4096))
+    return metadata.into_png(encoded, image.exif, image.icc, image.dpi, image.color)
 
 
 def _decode_npy(file: IO[bytes], max_pixels: int) -> Decoded:
-    with _no_warnings():
-        mapped = np.load(file.name, mmap_mode="r", allow_pickle=False)
-    if mapped.ndim not in (2, 3):
-        raise FormatError(f"array of shape {mapped.shape} is not [H, W] or [H, W, channels]")
-    check_size(mapped.shape[1], mapped.shape[0], max_pixels)
-    return Decoded(np.array(mapped))
+    version = np.lib.format.read_magic(file)
+    read_header = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(version)
+    if read_header is None:
+        raise ValueError(f"version {version}")
+    with no_warnings():  # about files of Python 2
+        shape = read_header(file)[0]
+    if len(shape) not in (2, 3):
+        raise FormatError(f"array of shape {shape} is not [H, W] or [H, W, channels]")
+    check_size(shape[1], shape[0], max_pixels)
+    file.seek(0)
+    with no_warnings():
+        samples = np.lib.format.read_array(file, allow_pickle=False)
+    return Decoded(samples, notes=(TWO_CHANNELS,) if shape[2:] == (2,) else ())
 
 
 def _encode_npy(image: Decoded, quality: int) -> bytes:
@@ -226,13 +183,27 @@ def _encode_npy(image: Decoded, quality: int) -> bytes:
     return out.getvalue()
 
 
+_DEEP = ("uint8", "uint16")
+_ALL = (*DTYPES, *OPEN_DTYPES)
+
 FORMATS = {
-    "PNG": Format(_decode_png, _encode_png, ("uint8", "uint16"), alpha=True),
-    "JPEG": Format(_decode_jpeg, _encode_jpeg, ("uint8",), alpha=False),
-    "TIFF": Format(tiff.decode, tiff.encode, ("uint8", "uint16", "float32", "float64"), alpha=True),
-    "WebP": Format(_decode_webp, _encode_webp, ("uint8",), alpha=True),
-    "BMP": Format(_decode_bmp, _encode_bmp, ("uint8",), alpha=False),
-    "NPY": Format(_decode_npy, _encode_npy, ("uint8", "uint16", "float32", "float64"), alpha=True),
+    "PNG": Format(_decode_png, _encode_png, _DEEP, keeps=("exif", "icc", "color")),
+    "JPEG": Format(
+        by_pillow.decode_jpeg, by_pillow.encode_jpeg, alpha=False, keeps=("exif", "icc")
+    ),
+    "TIFF": Format(
+        tiff.decode, tiff.encode, tuple(d for d in _ALL if d != "int64"), keeps=("exif", "icc")
+    ),
+    "WebP": Format(by_pillow.decode_webp, by_pillow.encode_webp, keeps=("exif", "icc")),
+    "AVIF": Format(by_pillow.decode_avif, by_pillow.encode_avif, keeps=("exif", "icc")),
+    "JPEG 2000": Format(jpeg2000.decode, jpeg2000.encode, _DEEP, keeps=("exif", "icc")),
+    "J2K": Format(jpeg2000.decode, jpeg2000.encode_stream, _DEEP),
+    "BMP": Format(by_pillow.decode_bmp, by_pillow.encode_bmp, alpha=False),
+    "TGA": Format(by_pillow.decode_tga, by_pillow.encode_tga),
+    "PGM": Format(pnm.decode, pnm.encode, _DEEP, alpha=False, color=False),
+    "PPM": Format(pnm.decode, pnm.encode_color, _DEEP, alpha=False),
+    "PNM": Format(pnm.decode, pnm.encode, _DEEP, alpha=False),
+    "NPY": Format(_decode_npy, _encode_npy, _ALL),
 }
 
 SUFFIXES = {
@@ -242,9 +213,25 @@ SUFFIXES = {
     ".tif": "TIFF",
     ".tiff": "TIFF",
     ".webp": "WebP",
+    ".avif": "AVIF",
+    ".jp2": "JPEG 2000",
+    ".j2k": "J2K",
     ".bmp": "BMP",
+    ".tga": "TGA",
+    ".pgm": "PGM",
+    ".ppm": "PPM",
+    ".pnm": "PNM",
     ".npy": "NPY",
 }
+
+_RAW = "camera raw: develop it first (darktable-cli photo.nef photo.tif, or by its own program)"
+_HEIC = "HEIC: convert it first (heif-convert photo.heic photo.png, or export it as JPEG)"
+_RAW_SUFFIXES = (".dng", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".sr2", ".raf", ".orf",
+                 ".rw2", ".pef", ".srw", ".x3f", ".3fr", ".iiq", ".raw")  # fmt: skip
+HOW_TO_CONVERT = dict.fromkeys((".heic", ".heif", ".hif"), _HEIC) | dict.fromkeys(
+    _RAW_SUFFIXES, _RAW
+)
+"""Suffixes of files that people have and that cannot be read here -> what to do about it."""
 
 _SIGNATURES = {
     b"\x89PNG\r\n\x1a\n": "PNG",
@@ -253,6 +240,8 @@ _SIGNATURES = {
     b"MM\0*": "TIFF",
     b"II+\0": "TIFF",  # BigTIFF
     b"MM\0+": "TIFF",
+    jpeg2000.SIGNATURE: "JPEG 2000",
+    jpeg2000.CODESTREAM: "J2K",
     b"BM": "BMP",
     b"\x93NUMPY": "NPY",
 }

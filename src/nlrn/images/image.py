@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nlrn.images.metadata import Dpi
-from nlrn.images.samples import DTYPES, Array
+from nlrn.images.samples import DTYPES, Array, Stored
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,6 +18,11 @@ class Image:
         exif: EXIF block without the "Exif" prefix of JPEG, its orientation 1; or None.
         icc: colour profile, or None.
         dpi: pixels per inch across and down, or None.
+        color: chunks of a PNG that say what color its values mean (gAMA, cHRM and the like), or
+            None.
+        notes: what of the file is not in here, or may be wrong, in words.
+        stored: type of the samples in the file and their white, where `read` was told the white;
+            the pixels then are floats in [0, 1], and `write` undoes that.
     """
 
     pixels: Array
@@ -25,6 +30,9 @@ class Image:
     exif: bytes | None = None
     icc: bytes | None = None
     dpi: Dpi | None = None
+    color: bytes | None = None
+    notes: tuple[str, ...] = ()
+    stored: Stored | None = None
 
     def __post_init__(self) -> None:
         shape, dtype = self.pixels.shape, self.pixels.dtype

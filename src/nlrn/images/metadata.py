@@ -19,10 +19,13 @@ _ORIENTATION = 274
 _IMAGE_DESCRIPTION = 270
 _RESOLUTION = _X_RESOLUTION, _Y_RESOLUTION, _RESOLUTION_UNIT = 282, 283, 296
 _EXIF_DIRECTORY, _GPS_DIRECTORY, _INTEROP_DIRECTORY = 34665, 34853, 40965
-# What describes the picture and not its storage: ImageDescription, Make, Model, resolution,
-# Software, DateTime, Artist, HostComputer, Copyright.
-_DESCRIPTIVE = {270, 271, 272, 282, 283, 296, 305, 306, 315, 316, 33432}
+# What describes the picture and not its storage: DocumentName, ImageDescription, Make, Model,
+# PageName, resolution, TransferFunction, Software, DateTime, Artist, HostComputer, WhitePoint,
+# PrimaryChromaticities, Copyright.
+_DESCRIPTIVE = {269, 270, 271, 272, 282, 283, 285, 296, 301, 305, 306, 315, 316, 318, 319, 33432}
 _PNG_METADATA = (b"acTL", b"eXIf", b"iCCP", b"pHYs")
+_PNG_COLOR = (b"cHRM", b"gAMA", b"sRGB", b"cICP", b"mDCV", b"cLLI")
+_PNG_TEXT = (b"tEXt", b"zTXt", b"iTXt")
 _PNG_PIXELS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
 _INCH = 0.0254  # metres
 _MAX_ICC_BYTES = 2**24  # a deflated profile may claim to be gigabytes
@@ -65,6 +68,8 @@ class PngParts(NamedTuple):
         exif: EXIF block, empty if there is none.
         icc: colour profile.
         dpi: pixels per inch.
+        color: the chunks that say what color the values mean, whole.
+        texts: what kinds of text there are: "XMP", "text".
     """
 
     pixels: bytes
@@ -72,6 +77,8 @@ class PngParts(NamedTuple):
     exif: bytes
     icc: bytes | None
     dpi: Dpi | None
+    color: bytes
+    texts: tuple[str, ...]
 
 
 def from_png(data: bytes) -> PngParts:
@@ -85,12 +92,18 @@ def from_png(data: bytes) -> PngParts:
     if len(size := payload.get(b"pHYs", b"")) == 9 and size[8] == 1:  # pixels per metre
         across, down = struct.unpack(">II", size[:8])
         dpi = (across * _INCH, down * _INCH) if across and down else None
-    return PngParts(pixels, frames, payload.get(b"eXIf", b""), icc, dpi)
+    color = b"".join(chunk for name, chunk in chunks if name in _PNG_COLOR)
+    texts = [bytes(chunk[8:29]) for name, chunk in chunks if name in _PNG_TEXT]
+    kinds = {"XMP" if text.startswith(b"XML:com.adobe.xmp\0") else "text" for text in texts}
+    exif = payload.get(b"eXIf", b"")
+    return PngParts(pixels, frames, exif, icc, dpi, color, tuple(sorted(kinds)))
 
 
-def into_png(png: bytes, exif: bytes | None, icc: bytes | None, dpi: Dpi | None) -> bytes:
+def into_png(
+    png: bytes, exif: bytes | None, icc: bytes | None, dpi: Dpi | None, color: bytes | None
+) -> bytes:
     """The PNG file with the metadata in chunks behind its header."""
-    extra = b""
+    extra = color or b""
     if dpi:
         extra += _png_chunk(b"pHYs", struct.pack(">IIB", *(round(d / _INCH) for d in dpi), 1))
     if icc:

@@ -10,6 +10,8 @@ from nlrn.images.metadata import Dpi
 Array = np.ndarray[Any, np.dtype[Any]]
 
 DTYPES = ("uint8", "uint16", "float32", "float64")
+OPEN_DTYPES = ("int16", "int32", "int64", "uint32")  # nobody knows where white is in these
+TWO_CHANNELS = "the second of two channels is taken for alpha, not restored"
 CHANNELS = ((), (1,), (2,), (3,), (4,))  # what may follow H and W in a shape
 
 
@@ -26,6 +28,8 @@ class Decoded(NamedTuple):
         exif: EXIF block whose own orientation is 1.
         icc: colour profile of the samples.
         dpi: pixels per inch across and down.
+        color: chunks of a PNG that say what color its values mean.
+        notes: what of the file is not in here, or may be wrong, in words.
     """
 
     samples: Array
@@ -33,11 +37,26 @@ class Decoded(NamedTuple):
     exif: bytes | None = None
     icc: bytes | None = None
     dpi: Dpi | None = None
+    color: bytes | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Stored(NamedTuple):
+    """How a file stores samples that are not on the scale of their type."""
+
+    dtype: str
+    white: float
 
 
 def white(dtype: np.dtype[Any]) -> int:
     """The value of white in samples of this type."""
     return int(np.iinfo(dtype).max) if dtype.kind == "u" else 1
+
+
+def likely_white(samples: Array) -> int:
+    """The white of whole numbers whose type does not say it: the next of the usual depths."""
+    depths = (8, 10, 12, 14, 15, 16, 31, 32, 63)
+    return next(2**bits - 1 for bits in depths if samples.max() < 2**bits)
 
 
 def has_alpha(samples: Array) -> bool:
@@ -59,6 +78,26 @@ def check_size(width: int, height: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         pixels = width * height
         raise FormatError(f"{width}x{height} is {pixels} pixels, the limit is {max_pixels}")
+
+
+def stretched(samples: Array, brightest: int) -> Array:
+    """Whole numbers of which `brightest` is white, on the range of 8 or 16 bits; none collide."""
+    dtype = np.dtype(np.uint8 if brightest <= 255 else np.uint16)
+    if brightest == white(dtype):
+        return samples.astype(dtype, copy=False)
+    values = np.minimum(samples, brightest).astype(np.uint64)
+    return ((values * white(dtype) + brightest // 2) // brightest).astype(dtype)
+
+
+def not_kept(*what: str, by: str = "") -> tuple[str, ...]:
+    """The note that these things of a file are not kept; none for nothing."""
+    names = ", ".join(name for name in what if name)
+    return (f"not kept{by}: {names}",) if names else ()
+
+
+def either(names: list[str]) -> str:
+    """Names in one phrase: "a, b or c"."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def check_single(count: int, what: str) -> None:
@@ -89,6 +128,13 @@ def check_finite(array: Array) -> None:
     """Raises if there is NaN or infinity among the values."""
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError("image has NaN or infinite values")
+
+
+def plain_array(array: Array) -> Array:
+    """The array without the extras of a subclass; raises where some of its values are masked."""
+    if isinstance(array, np.ma.MaskedArray) and array.mask.any():
+        raise ValueError("image has masked values: give them some first (image.filled(0))")
+    return np.asarray(array)
 
 
 def from_float(array: Array, dtype: DTypeLike) -> Array:

@@ -9,7 +9,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from nlrn.images import metadata
+from nlrn.errors import no_warnings
+from nlrn.images import color, metadata
 from nlrn.images.metadata import Dpi
 from nlrn.images.samples import (
     Array,
@@ -18,30 +19,75 @@ from nlrn.images.samples import (
     check_single,
     check_size,
     has_alpha,
+    not_kept,
     white,
 )
 
 # Photometric interpretation -> stored samples per pixel without alpha: white is zero,
-# black is zero, RGB, palette, YCbCr (which JPEG compression turns into RGB).
-_COLORS = {0: 1, 1: 1, 2: 3, 3: 1, 6: 3}
+# black is zero, RGB, palette, inks, YCbCr (which JPEG compression turns into RGB), Lab in two ways.
+_COLORS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3, 9: 3}
+_PALETTE, _CMYK, _YCBCR, _CIELAB, _ICCLAB, _CFA = 3, 5, 6, 8, 9, 32803
+# Compressions that never give more than is asked for: none, CCITT, LZW, deflate, PackBits, LZMA,
+# zstd; and those that are a picture of their own, whose size has to be looked at first: JPEG,
+# JPEG 2000, PNG, WebP.
+_BOUNDED = (1, 2, 3, 4, 5, 8, 32773, 32946, 34925, 50000)
+_JPEG = (6, 7)
+_PICTURES = (*_JPEG, 33003, 33004, 33005, 34712, 34933, 50001)
+_REDUCED = 1  # bit of the subfile type: a smaller version of another page
+# Tags beyond the usual ones that are kept: EXIF, ICC, GPS, copyright.
+_KEPT = (33432, 34665, 34675, 34853, 40965)
+_XMP, _SUB_DIRECTORIES = 700, 330
 
 
 def decode(file: IO[bytes], max_pixels: int) -> Decoded:
     import tifffile
 
     with _silent("tifffile"), tifffile.TiffFile(file) as tiff:
-        check_single(len(tiff.pages), "pages")
-        page: Any = tiff.pages[0]
+        page = _only_page(tiff)
         check_size(page.imagewidth, page.imagelength, max_pixels)
         _check(page)
-        samples = _samples(page)
+        _check_segments(page, max_pixels)
+        samples, icc, notes = _samples(page)
         orientation = page.tags.valueof(274, default=1)
         orientation = orientation if orientation in range(1, 9) else 1
-        icc = page.tags.valueof(34675)
         dpi = _dpi(page)
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        exif = metadata.from_tiff(data)
-    return Decoded(samples, orientation, exif, bytes(icc) if icc else None, dpi)
+        notes += _notes(page, len(tiff.pages) - 1)
+    return Decoded(samples, orientation, _exif(file), icc, dpi, None, notes)
+
+
+def _only_page(tiff: Any) -> Any:
+    """The page of a file that has one, besides thumbnails and the levels of a pyramid."""
+    full = (page for page in tiff.pages if not page.subfiletype & _REDUCED)
+    page = next(full, None)
+    if page is None or next(full, None) is not None:
+        check_single(len(tiff.pages), "pages")
+    return page or tiff.pages[0]
+
+
+def _exif(file: IO[bytes]) -> bytes | None:
+    """The EXIF block; without reading the whole file where it is on a disk."""
+    try:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return metadata.from_tiff(data)
+    except (io.UnsupportedOperation, OSError):
+        file.seek(0)
+        return metadata.from_tiff(file.read())
+
+
+def _notes(page: Any, other_pages: int) -> tuple[str, ...]:
+    """What of a file is not kept, or not there."""
+    smaller = other_pages + np.size(page.tags.valueof(_SUB_DIRECTORIES, default=()))
+    names = [tag.name for tag in page.tags if tag.code == _XMP or _is_private(tag.code)]
+    found = not_kept(*names, "smaller versions of the picture" if smaller else "")
+    if missing := sum(count == 0 for count in page.databytecounts):
+        found += (f"damaged: {missing} of {len(page.databytecounts)} parts are missing, and black",)
+    if 0 in page.extrasamples:
+        found += ("a channel of no stated meaning is taken for alpha, not restored",)
+    return found
+
+
+def _is_private(tag: int) -> bool:
+    return tag >= 2**15 and tag not in _KEPT
 
 
 def _dpi(page: Any) -> Dpi | None:
@@ -69,17 +115,50 @@ def _silent(logger_name: str) -> Iterator[None]:
 
 def _check(page: Any) -> None:
     colors = _COLORS.get(page.photometric)
-    is_jpeg = page.compression in (6, 7)
-    if colors is None or (page.photometric == 6 and not is_jpeg):
+    is_deep_lab = page.photometric in (_CIELAB, _ICCLAB) and page.bitspersample not in (8, 16)
+    is_ycbcr = page.photometric == _YCBCR and page.compression not in _JPEG
+    if page.photometric == _CFA:
+        raise FormatError("TIFF of camera raw data: develop it first (darktable-cli, dcraw -T)")
+    if colors is None or is_ycbcr or is_deep_lab:
         model = getattr(page.photometric, "name", page.photometric)
-        raise FormatError(f"TIFF with colour model {model} is not supported")
+        raise FormatError(f"TIFF with color model {model} is not supported; save it as RGB")
     if page.samplesperpixel not in (colors, colors + 1) or "Z" in page.axes:
-        raise FormatError(f"TIFF with samples {page.axes} {page.shape} is not supported")
+        how = "split it into files of one or three channels"
+        raise FormatError(f"TIFF with samples {page.axes} {page.shape} is not supported; {how}")
     if page.dtype is None or page.bitspersample not in (1, 8 * page.dtype.itemsize):
         raise FormatError(f"TIFF with {page.bitspersample} bits per sample is not supported")
 
 
-def _samples(page: Any) -> Array:
+def _check_segments(page: Any, max_pixels: int) -> None:
+    """Refuses tiles and strips that would take more memory than the picture may."""
+    if page.is_tiled:
+        check_size(page.tilewidth, page.tilelength, max_pixels)
+    if page.compression in _BOUNDED:
+        return
+    if page.compression not in _PICTURES:
+        name = getattr(page.compression, "name", page.compression)
+        raise FormatError(f"TIFF with compression {name} is not supported; save it with deflate")
+    for offset, count in zip(page.dataoffsets, page.databytecounts, strict=True):
+        if count:
+            page.parent.filehandle.seek(offset)
+            check_size(*_picture_size(page.parent.filehandle.read(count)), max_pixels)
+
+
+def _picture_size(data: bytes) -> tuple[int, int]:
+    """Width and height of a picture inside a TIFF, by its header."""
+    import PIL.Image
+
+    try:
+        with no_warnings(), PIL.Image.open(io.BytesIO(data)) as picture:
+            return picture.size
+    except PIL.Image.DecompressionBombError as error:
+        raise FormatError("has far larger pictures inside") from error
+    except PIL.UnidentifiedImageError:  # an old kind of JPEG, in pieces: of the page's size
+        return (1, 1)
+
+
+def _samples(page: Any) -> tuple[Array, bytes | None, tuple[str, ...]]:
+    """Samples, their color profile, and notes about color."""
     samples = np.asarray(page.asarray())
     if page.axes == "SYX":  # planes stored one after the other
         samples = np.moveaxis(samples, 0, -1)
@@ -87,11 +166,26 @@ def _samples(page: Any) -> Array:
         samples = samples.astype(np.uint8) * np.uint8(255)
     if page.photometric == 0:  # white is zero
         samples = _inverted(samples)
-    if page.photometric == 3:  # [3, 256] table of 16-bit values
+    if page.photometric == _PALETTE:  # [3, 256] table of 16-bit values
         samples = np.moveaxis((page.colormap >> 8).astype(np.uint8)[:, samples], 0, -1)
     if 1 in page.extrasamples:
         samples = _unpremultiplied(samples)
-    return samples
+    profile = page.tags.valueof(34675)
+    icc = bytes(profile) if profile else None
+    if page.photometric == _CMYK:
+        return _as_rgb(samples, 4, color.from_cmyk(samples[..., :4], icc))
+    if page.photometric in (_CIELAB, _ICCLAB):
+        signed = page.photometric == _CIELAB
+        return _as_rgb(samples, 3, color.from_lab(samples[..., :3], signed=signed))
+    return samples, icc, ()
+
+
+def _as_rgb(
+    samples: Array, colors: int, converted: tuple[Array, bytes | None, str]
+) -> tuple[Array, bytes | None, tuple[str, ...]]:
+    """What was made of the colors, and behind it the alpha of the samples [H, W, C]."""
+    rgb, icc, note = converted
+    return np.concatenate([rgb, samples[..., colors:]], axis=2), icc, (note,)
 
 
 def _inverted(samples: Array) -> Array:

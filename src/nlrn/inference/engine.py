@@ -13,11 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from nlrn.errors import warn
-from nlrn.hardware import choose_device, free_memory, is_out_of_memory, keep_freed_memory
-from nlrn.inference.settings import Settings
-from nlrn.inference.tiles import Tile, paste, plan
+from nlrn.hardware import (
+    choose_device,
+    free_memory,
+    is_out_of_memory,
+    keep_freed_memory,
+    mind_fork,
+)
+from nlrn.inference.settings import Settings, check_settings
+from nlrn.inference.tiles import Tile, largest_input, paste, plan
 from nlrn.models import Network
 from nlrn.progress import Progress
+
+ENOUGH_LESS = 0.9  # of the largest tile's pixels: what is worth trying again after one failed
 
 
 class Engine:
@@ -32,7 +40,10 @@ class Engine:
     """
 
     def __init__(self, network: Network, settings: Settings | None = None) -> None:
-        self.network, self.settings = network, settings or Settings()
+        if not isinstance(network, Network):
+            got = type(network).__name__
+            raise ValueError(f"network must be one of nlrn.models (load gives one), got {got}")
+        self.network, self.settings = network, check_settings(settings)
         self._prepared: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
         self._plain: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
         self._plans: dict[tuple[torch.Size, torch.device], list[Tile]] = {}
@@ -49,26 +60,29 @@ class Engine:
             progress: called with (done, total) in equal units of work.
         """
         check_input(self.network, image)
+        mind_fork()
         settings, device = self.settings, self.device_for(image)
         image = image.detach().float()
         prepared = self.prepare(device, settings.precision)
-        budget, key = settings.memory, (image.shape[-2:], device)
+        key = (image.shape[-2:], device)
+        budget = free_memory(device) // 2 if settings.memory is None else settings.memory
+        tiles = self._plans.get(key) or self._plan(key[0], device, budget)
         while True:
-            tiles = self._plans.get(key) or self._plan(image.shape[-2:], device, budget)
             try:
                 result = self._run(prepared, image, tiles, device, progress)
                 break
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
-                if settings.tile is not None or (budget is not None and budget < 2**20):
+                    self._plans.pop(key, None)
+                smaller = self._smaller_plan(tiles, key[0], device, budget)
+                if smaller is None:
                     size = f"{image.shape[-1]} x {image.shape[-2]}"
                     how = "" if settings.tile is None else f" with tile {settings.tile}"
                     raise ValueError(f"not enough memory for {size} pixels{how}") from error
-                self._plans.pop(key, None)
-                budget = (free_memory(device) // 2 if budget is None else budget) // 2
+                tiles = smaller
         if device.type == "cuda":  # there, too little memory is noticed; asking takes a while
             self._plans[key] = tiles
         if is_finite(result, image, settings.precision):
@@ -100,7 +114,8 @@ class Engine:
 
     def planned_pixels(self, size: tuple[int, int]) -> int:
         """How many pixels go through the network for an image of (H, W), in all of its views."""
-        tiles = self._plan(size, self.device_for(), self.settings.memory)
+        device, budget = self.device_for(), self.settings.memory
+        tiles = self._plan(size, device, free_memory(device) // 2 if budget is None else budget)
         pixels = sum((y.stop - y.start) * (x.stop - x.start) for y, x in (t.input for t in tiles))
         return pixels * self.settings.views
 
@@ -123,13 +138,25 @@ class Engine:
         return (time.perf_counter() - start) / side**2
 
     def _plan(
-        self, size: torch.Size | tuple[int, int], device: torch.device, budget: int | None
+        self, size: torch.Size | tuple[int, int], device: torch.device, budget: int
     ) -> list[Tile]:
         settings = self.settings
-        budget = free_memory(device) // 2 if budget is None else budget
         return plan(
             self.network, size, settings.tile, settings.exact, settings.precision, budget, device
         )
+
+    def _smaller_plan(
+        self, tiles: list[Tile], size: torch.Size, device: torch.device, budget: int
+    ) -> list[Tile] | None:
+        """Tiles for less memory than those that failed; None if they would not be smaller."""
+        if self.settings.tile is not None:
+            return None
+        while budget >= 2**20:
+            budget //= 2
+            smaller = self._plan(size, device, budget)
+            if largest_input(smaller) <= ENOUGH_LESS * largest_input(tiles):
+                return smaller
+        return None
 
     def _run(
         self,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nlrn.hardware import choose_device, free_memory
 from nlrn.inference.engine import check_input, flips, is_finite
-from nlrn.inference.settings import Settings
+from nlrn.inference.settings import Settings, check_settings
 from nlrn.models import Network
 from nlrn.progress import Progress
 
@@ -42,7 +42,7 @@ def restore_patches(
         batch: patches at a time; None for what suits the device and half of its free memory.
         progress: called with (done, total) in equal units of work.
     """
-    settings = settings or Settings()
+    settings = check_settings(settings)
     if patch < 1 or not 1 <= stride <= patch:
         raise ValueError(f"stride must be between 1 and the patch ({patch}), got {stride}")
     if batch is not None and batch < 1:

@@ -34,9 +34,12 @@ class Settings:
     memory: int | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        for name, value in (("tile", self.tile), ("views", self.views)):
+        if self.exact not in (True, False):
+            raise ValueError(f"exact must be True or False, got {self.exact!r}")
+        whole = (("tile", self.tile), ("views", self.views), ("memory", self.memory))
+        for name, value in whole:
             if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
                 raise ValueError(f"{name} must be a whole number, got {value!r}")
         if self.tile is not None and self.tile != 0 and self.tile < 2 * BLEND:
@@ -50,3 +53,11 @@ class Settings:
     def precision(self) -> torch.dtype:
         """The dtype that the network computes in."""
         return DTYPES[self.dtype]
+
+
+def check_settings(settings: Settings | None) -> Settings:
+    """The settings, the usual ones for None; raises for anything else."""
+    if settings is not None and not isinstance(settings, Settings):
+        got = "a class" if isinstance(settings, type) else type(settings).__name__
+        raise ValueError(f"settings must be nlrn.Settings(tile=..., dtype=...), got {got}")
+    return settings or Settings()

@@ -97,6 +97,11 @@ def cut(
     ]
 
 
+def largest_input(tiles: list[Tile]) -> int:
+    """Pixels that the largest of the tiles reads."""
+    return max((y.stop - y.start) * (x.stop - x.start) for y, x in (t.input for t in tiles))
+
+
 def _pieces(length: int, step: int) -> list[slice]:
     """Nearly equal pieces of at most `step`."""
     count = -(-length // step)

@@ -15,7 +15,7 @@ def network(name: str) -> dict[str, Any]:
     if name in CONFIGS:
         model: models.Network = NLRN(CONFIGS[name])
         origin = "configuration, without weights"
-    elif name in weights.manifest() or Path(name).is_file():
+    elif name in weights.manifest() or Path(name).exists():
         model, origin = models.load(name), "trained weights"
     else:
         known = ", ".join([*weights.manifest(), *CONFIGS])

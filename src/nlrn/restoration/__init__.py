@@ -10,11 +10,14 @@ import numpy as np
 from torch import Tensor
 
 from nlrn import weights
-from nlrn.images import as_array, as_image
+from nlrn.errors import warn
+from nlrn.images import Image, as_array, as_image
 from nlrn.inference import Settings
+from nlrn.inference.settings import check_settings
 from nlrn.models import Network
 from nlrn.progress import Progress
 from nlrn.restoration.base import Restoration, Restored
+from nlrn.restoration.choice import check_quality
 from nlrn.restoration.classic import METHODS, ClassicDenoiser
 from nlrn.restoration.denoiser import AUTO, Denoiser
 from nlrn.restoration.upscaler import Upscaler, check_scale
@@ -81,10 +84,11 @@ def denoise(
         settings: tiles, views, precision, device; a classic method knows the device alone.
         progress: called with (done, total) in equal units of work.
     """
-    picture = as_image(image)
+    picture, settings = _taken(image), check_settings(settings)
+    check_quality(quality)
     of_package = model is None or (isinstance(model, str) and model in weights.manifest())
     make = _kept_denoiser if of_package else make_denoiser
-    denoiser = make(method, model, settings or Settings(), quality)
+    denoiser = make(method, model, settings, quality)
     restored = denoiser.restore(picture, sigma, strength=strength, progress=progress)
     return as_array(restored.image, image)
 
@@ -124,13 +128,22 @@ def upscale(
         settings: tiles, views, precision, device.
         progress: called with (done, total) in equal units of work.
     """
-    picture = as_image(image)
+    picture, settings = _taken(image), check_settings(settings)
     check_scale(scale)
     if model is None:
-        upscaler = _kept_upscaler(settings or Settings())
+        upscaler = _kept_upscaler(settings)
     else:
         upscaler = Upscaler(scale, model, settings=settings)
     return as_array(upscaler.restore(picture, scale, progress=progress).image, image)
+
+
+def _taken(given: Any) -> Image:
+    """The image that was given; what is to be known about it becomes a warning."""
+    image = as_image(given)
+    for note in image.notes:
+        if not note.startswith("not kept"):  # an array has no metadata anyway
+            warn(note)
+    return image
 
 
 def make_denoiser(
@@ -143,7 +156,7 @@ def make_denoiser(
     strength: float = 1.0,
 ) -> Denoiser | ClassicDenoiser:
     """The denoiser for a method; the arguments are those of `denoise`."""
-    settings = settings or Settings()
+    settings = check_settings(settings)
     if quality != "balanced" and (model is not None or method != "nlrn"):
         raise ValueError("quality chooses a model for method nlrn: it means nothing beside model")
     if method == "nlrn":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +15,9 @@ from torch.nn.functional import max_pool2d
 
 from nlrn.errors import warn
 from nlrn.images import Image
+from nlrn.images.samples import likely_white
 from nlrn.inference.engine import Engine
+from nlrn.models import Network
 from nlrn.noise import estimate_sigma
 from nlrn.progress import Progress
 
@@ -72,8 +75,26 @@ def check_level(sigma: float) -> float:
     return float(sigma)
 
 
+def model_name(model: str | Path | Network) -> str:
+    """What a model is called; raises unless it can be one."""
+    if isinstance(model, Network):
+        return model.card.name or "unnamed"
+    if not isinstance(model, str | Path):
+        known = "a name (nlrn.list_models), a file or a network of nlrn"
+        raise ValueError(f"model must be {known}, got {type(model).__name__}")
+    return str(model)
+
+
+def check_image(image: Image) -> None:
+    """Raises unless it is an image of the package."""
+    if not isinstance(image, Image):
+        got = f"{type(image).__name__}; nlrn.images.as_image makes one of it"
+        raise ValueError(f"restore takes an nlrn.images.Image, got {got}")
+
+
 def noise_level(image: Image, sigma: float | None) -> float:
     """The given noise level if it makes sense, the estimated one if none is given."""
+    check_image(image)
     if sigma is None:
         level = estimate_sigma(image.pixels)
         if level > LARGEST_SIGMA:
@@ -92,9 +113,12 @@ def warn_of_range(image: Image) -> None:
     """Warns if the values of a float or 16-bit image are hardly on the scale of its type."""
     dtype, most = image.pixels.dtype, np.abs(image.pixels).max(initial=0)
     if dtype.kind == "f" and most > FLOAT_RANGE_LIMIT:
-        warn("float values are to be in [0, 1]; these are far beyond it")
+        warn(
+            "float values are to be in [0, 1]; these are far beyond it: divide them by their white"
+        )
     if dtype == np.uint16 and 0 < most <= TWELVE_BIT_MAX:
-        warn(f"no value is above {most} of 65535: if white is there, scale the values first")
+        how = f"divide them by it, or read them with white={likely_white(image.pixels)}"
+        warn(f"no value is above {most} of 65535: if white is there, {how}")
 
 
 def check_batch(x: Tensor) -> None:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from nlrn import images, models
 from nlrn.errors import warn
-from nlrn.hardware import choose_device
+from nlrn.hardware import choose_device, mind_fork
 from nlrn.images import Image
 from nlrn.inference import Engine, Settings
+from nlrn.inference.settings import check_settings
 from nlrn.models import Network
 from nlrn.progress import Progress
 from nlrn.restoration.base import (
@@ -26,6 +27,7 @@ from nlrn.restoration.base import (
     check_strength,
     from_planes,
     is_flat,
+    model_name,
     noise_level,
     to_planes,
 )
@@ -64,10 +66,10 @@ class Denoiser(nn.Module):
     ) -> None:
         super().__init__()
         self.sigma = None if sigma is None else check_level(sigma)
-        self.strength, self.settings = check_strength(strength), settings or Settings()
+        self.strength, self.settings = check_strength(strength), check_settings(settings)
         self.quality = check_quality(quality)
         choose_device(self.settings.device)  # one that is not there is refused before any work
-        self.model = (model.card.name or "unnamed") if isinstance(model, Network) else str(model)
+        self.model = model_name(model)
         self._engines: dict[Choice, Engine] = {}
         self._given = isinstance(model, Network)
         if isinstance(model, Network):
@@ -87,6 +89,7 @@ class Denoiser(nn.Module):
 
     def engine_for(self, sigma: float, channels: int = 1) -> Engine:
         """The engine for a noise level on the 0..255 scale and that many channels."""
+        mind_fork()
         choice = self.choice_for(sigma, channels)
         if choice not in self._engines:
             network = models.load(choice.model)
@@ -126,7 +129,7 @@ class Denoiser(nn.Module):
         warn_of_weak_noise(engine.network, level)
         announce_time(engine, (image.height, image.width), len(planes), announce)
         given = engine.network.condition(planes, level)
-        removed = _but_flat(planes, given.removed(engine(given.input, progress)), engine.network)
+        removed = _but_flat(planes, given.removed(engine(given.input, progress)))
         clean = from_planes(planes - strength * removed, noisy)
         result = clean[0].permute(1, 2, 0).reshape(pixels.shape).contiguous().numpy()
         return Restored(image.with_pixels(images.from_float(result, image.pixels.dtype)), facts)
@@ -162,7 +165,7 @@ class Denoiser(nn.Module):
         planes = to_planes(x, network.in_channels)
         exact = torch.promote_types(x.dtype, torch.float32)
         given = network.condition(planes.to(exact), level if noise_map is None else noise_map)
-        removed = _but_flat(planes, given.removed(run(given.input)), network)
+        removed = _but_flat(planes, given.removed(run(given.input)))
         return from_planes(planes - self.strength * removed, x)
 
     def extra_repr(self) -> str:
@@ -170,13 +173,11 @@ class Denoiser(nn.Module):
         return f"model={self.model!r}, sigma={self.sigma}, strength={self.strength:g}"
 
 
-def _but_flat(planes: Tensor, removed: Tensor, network: Network) -> Tensor:
+def _but_flat(planes: Tensor, removed: Tensor) -> Tensor:
     """What was removed, but nothing where nothing varies: black bars, white paper, clipped light.
 
-    For networks of all noise levels, which cannot tell that there is none.
+    A network that is told of noise finds some there too, and is off by a level or two.
     """
-    if not network.takes_noise_map:
-        return removed
     flat = is_flat(planes.detach(), FLAT_REACH).all(1, keepdim=True)
     return removed.masked_fill(flat, 0.0)
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from nlrn import images, models
 from nlrn.degrade import imresize
-from nlrn.hardware import choose_device
+from nlrn.hardware import choose_device, mind_fork
 from nlrn.images import Image
 from nlrn.inference import Engine, Settings
+from nlrn.inference.settings import check_settings
 from nlrn.models import Network
 from nlrn.progress import Progress
 from nlrn.restoration.base import (
@@ -23,7 +24,9 @@ from nlrn.restoration.base import (
     Restored,
     announce_time,
     check_batch,
+    check_image,
     is_flat,
+    model_name,
     warn_of_range,
 )
 from nlrn.restoration.choice import choose_upscaler
@@ -57,12 +60,9 @@ class Upscaler(nn.Module):
         settings: Settings | None = None,
     ) -> None:
         super().__init__()
-        self.scale, self.settings = check_scale(scale), settings or Settings()
+        self.scale, self.settings = check_scale(scale), check_settings(settings)
         choose_device(self.settings.device)  # one that is not there is refused before any work
-        if isinstance(model, Network):
-            self.model = model.card.name or "unnamed"
-        else:
-            self.model = choose_upscaler() if model == AUTO else str(model)
+        self.model = choose_upscaler() if model == AUTO else model_name(model)
         self._given = isinstance(model, Network)
         self._engine: Engine | None = None
         if isinstance(model, Network):
@@ -76,6 +76,7 @@ class Upscaler(nn.Module):
     @property
     def engine(self) -> Engine:
         """What runs the network."""
+        mind_fork()
         if self._engine is None:
             self._engine = Engine(_checked(models.load(self.model), self.model), self.settings)
         return self._engine
@@ -104,6 +105,7 @@ class Upscaler(nn.Module):
         """
         scale = self.scale if scale is None else check_scale(scale)
         facts = {"scale": scale, "model": self.model}
+        check_image(image)
         warn_of_range(image)
         pixels = images.to_float(image.pixels)
         factor = max(scale, SMALLEST_FACTOR)

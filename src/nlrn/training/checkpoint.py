@@ -18,7 +18,7 @@ from nlrn import atomic
 from nlrn.datasets import TRAINING_SETS
 from nlrn.errors import one_line
 from nlrn.training import older
-from nlrn.training.config import Config
+from nlrn.training.config import Config, Stage
 from nlrn.training.parsing import TrainingError
 from nlrn.training.schedule import Progress
 from nlrn.training.state import TrainState
@@ -63,8 +63,28 @@ def restore(folder: Path, state: TrainState, config: Config) -> Progress:
         stored = older.translate_config(json.loads(metadata["config"]))
         _check_config(folder / name, stored, config)
         _put(state, older.translate_tensors(tensors), folder / name)
-        return Progress(**older.translate_progress(json.loads(metadata["progress"])))
+        progress = Progress(**older.translate_progress(json.loads(metadata["progress"])))
+        _take_up_stages(progress, stored["stages"], config.stages)
+        return progress
     raise CheckpointError("nothing to resume: " + "; ".join(problems))
+
+
+def _take_up_stages(
+    progress: Progress, before: list[dict[str, Any]], stages: tuple[Stage, ...]
+) -> None:
+    """Goes on with the last stage of a finished run if it is longer now; says what is ignored."""
+    for number, (old, stage) in enumerate(zip(before, stages, strict=False)):
+        changed = old != {name: value for name, value in asdict(stage).items() if name in old}
+        if not changed or number >= progress.stage:
+            continue
+        is_last = number + 1 == progress.stage == len(before)
+        steps, minutes = old.get("steps", 0), old.get("minutes", 0.0)
+        if is_last and (stage.steps > steps > 0 or stage.minutes > minutes > 0):
+            progress.stage, progress.stage_step = number, steps or progress.step
+            progress.stage_seconds = 60 * minutes
+        else:
+            ignored = f"stage {number + 1} is over, what changed in it has no effect"
+            print(f"warning: {ignored}", file=sys.stderr, flush=True)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

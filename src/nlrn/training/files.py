@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -52,11 +53,13 @@ def find(data: Data, data_root: str | Path | None = None) -> RunFiles:
 
 
 def _names(data: Data, train: list[Path]) -> list[str]:
-    """Sets by name; published images that lie among one's own are not forgotten."""
-    if not data.is_own:
-        return list(data.train)
-    known = {datasets.published_folder(file.resolve()) for file in train} - {""}
-    return [own.NAME, *sorted(known)]
+    """Sets by name and "own images": what the files are, whatever their folders are called."""
+    place = functools.partial(datasets.published_folder, any_format=True)
+    found = {place(file) or place(file.resolve()) for file in train}
+    owned, known = [own.NAME] if "" in found else [], found - {""}
+    if data.is_own:
+        return owned + sorted(known)
+    return [name for name in data.train if known & set(datasets.folders(name))] + owned
 
 
 def check_memory(files: list[Path], data: Data, free: int) -> None:

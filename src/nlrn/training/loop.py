@@ -28,10 +28,8 @@ from nlrn.training.schedule import Progress, ema_alpha, fraction_done, learning_
 from nlrn.training.state import TrainState
 from nlrn.training.step import WARM_STEPS, Step
 from nlrn.training.validate import Validation
-from nlrn.weights import ModelCard
+from nlrn.weights import BEST, LAST, ModelCard
 
-WEIGHTS = "weights.safetensors"
-BEST = "best.safetensors"
 PICTURE = "validation.png"
 
 
@@ -222,7 +220,7 @@ def _save(task: _Task, progress: Progress) -> None:
     if not all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point()):
         raise TrainingError(_diverged(progress.step, math.nan, task.folder))
     checkpoint.save(task.folder, task.state, progress, task.config)
-    _export(task, progress, WEIGHTS)
+    _export(task, progress, LAST)
 
 
 def _export(task: _Task, progress: Progress, name: str) -> None:

@@ -71,7 +71,7 @@ class Report:
     def log(self, text: str) -> None:
         """Prints a line, above the progress bar if there is one."""
         if self._is_main and self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
+            self._bar.console.print(text, markup=False, emoji=False, highlight=False)
         elif self._is_main:
             print(text, flush=True)
 
@@ -133,6 +133,6 @@ def _progress_bar() -> Any:
         from rich.progress import BarColumn, Progress, TextColumn
     except ImportError:
         return None
-    bar = Progress(BarColumn(12), TextColumn("{task.fields[text]}"))
+    bar = Progress(BarColumn(12), TextColumn("{task.fields[text]}", markup=False))
     bar.add_task("training", total=1.0, text="starting")
     return bar

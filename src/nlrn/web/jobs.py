@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from nlrn.errors import one_line
+from nlrn.hardware import is_out_of_memory
 from nlrn.web.uploads import DECODING
 
 log = logging.getLogger("nlrn.web")
@@ -141,13 +142,13 @@ class Worker:
             state = "done"
         except CancelledError:
             state = "cancelled"
-        except MemoryError:
-            job.error = "not enough memory"
         except (ValueError, OSError) as error:
             job.error = one_line(error, 1000)
-        except Exception:  # a mistake of ours: the page learns that, the log learns what
-            log.exception("job failed")
-            job.error = "internal error; the terminal of nlrn web shows more"
+        except Exception as error:
+            job.error = "not enough memory"
+            if not is_out_of_memory(error):  # a mistake of ours: the log learns what
+                log.exception("job failed")
+                job.error = "internal error; the terminal of nlrn web shows more"
         self._finish(job, state)
 
     def _finish(self, job: Job, state: str) -> None:

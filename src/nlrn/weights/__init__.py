@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT", "ModelCard", "Published", "Weight", "WeightsError", "fingerprint",
            "list_models", "load", "manifest", "save"]  # fmt: skip
 FOLDER = files("nlrn.weights")
+BEST, LAST = "best.safetensors", "weights.safetensors"  # in the folder of a training run
 FORMAT = "nlrn-1"  # raised when the keys of the tensors change
 
 
@@ -65,7 +66,10 @@ def list_models() -> list[ModelCard]:
 
 
 def load(name_or_path: str | Path) -> Weight:
-    """Card, config and tensors of a weight in the package, checked by sha256, or of a file."""
+    """Card, config and tensors of a weight in the package, checked by sha256, or of a file.
+
+    For the folder of a training run it is the best weights of the run.
+    """
     name = str(name_or_path)
     return _decode(_read(name), manifest()[name].file if name in manifest() else name)
 
@@ -86,6 +90,8 @@ def _read(name: str) -> bytes:
             raise WeightsError(f"{entry.file}: sha256 differs from the manifest; reinstall nlrn")
         return content
     path = Path(name)
+    if path.is_dir():
+        path = _of_run(path)
     if not path.is_file():
         known = ", ".join(manifest())
         raise WeightsError(f"{name}: neither a file nor a model of the package ({known})")
@@ -93,6 +99,14 @@ def _read(name: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise WeightsError(f"{path}: {error.strerror}") from error
+
+
+def _of_run(folder: Path) -> Path:
+    """The weights in the folder of a training run."""
+    for name in (BEST, LAST):
+        if (folder / name).is_file():
+            return folder / name
+    raise WeightsError(f"{folder}: a folder without {BEST} or {LAST}, which training leaves there")
 
 
 def _decode(content: bytes, name: str) -> Weight:
