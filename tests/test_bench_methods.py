@@ -203,13 +203,13 @@ def test_classic_methods_run_where_they_are_told(monkeypatch: pytest.MonkeyPatch
         return image
 
     monkeypatch.setitem(METHODS, "bm3d", spy)
-    for device in ("cpu", "meta"):
+    for device in ("cpu", "cpu:0"):
         options = MethodOptions(settings=Settings(device=device))
         prepared = methods.prepare(DENOISE, "Set12", 25, "BM3D", options)
         prepared.restore(np.zeros((3, 4)), 25)
         assert prepared.version == f"nlrn {nlrn.__version__}"
-        assert (prepared.precision, prepared.device) == ("fp32", device.upper())
-    assert [device.type for device in seen] == ["cpu", "meta"]
+        assert (prepared.precision, prepared.device) == ("fp32", "CPU")
+    assert [str(device) for device in seen] == ["cpu", "cpu:0"]
     assert "BM3D" not in methods.names(SR)
 
 

@@ -25,7 +25,7 @@ from nlrn.bench.tables import TABLES
 from nlrn.inference import Settings
 from nlrn.training import TrainingError, checkpoint
 from nlrn.training.config import Config, Stage
-from nlrn.training.loop import WEIGHTS
+from nlrn.weights import LAST
 
 # Without a softmax there is no kernel; and without embeddings scores grow to where those of the
 # kernels, in bfloat16, have too few digits. The patches are small enough for all pairs of pixels.
@@ -140,16 +140,16 @@ def _is_trained(config: Config, root: Path, folder: Path, seconds: float | None)
         out=folder,
     )
     wanted = sum(stage.steps for stage in config.stages)
-    return (folder / WEIGHTS).exists() and models.load(folder / WEIGHTS).card.steps == wanted
+    return (folder / LAST).exists() and models.load(folder / LAST).card.steps == wanted
 
 
 def _measure(
     config: Config, variant: str, key: str, root: Path, folder: Path, dtype: str
 ) -> AblationRow:
     """The row of a variant whose weights lie in the folder."""
-    card = models.load(folder / WEIGHTS).card
+    card = models.load(folder / LAST).card
     settings = Settings(dtype=dtype, device=config.runtime.accelerator)
-    options = MethodOptions(weight=str(folder / WEIGHTS), settings=settings)
+    options = MethodOptions(weight=str(folder / LAST), settings=settings)
     cells, _ = runs.plan(
         TABLES["denoise-bsd400"], root, options, sets=[SET], levels=[SIGMA], wanted=["NLRN"]
     )
