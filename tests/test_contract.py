@@ -18,8 +18,10 @@ from nlrn import images, models
 from nlrn.images import Image
 from nlrn.inference import Engine, Settings
 from nlrn.models import ARCHITECTURES, Network, TrainingMode
+from nlrn.models.bicubic import enlarge
 from nlrn.models.nlrn import NLRNConfig, random_network
 from nlrn.models.nlrn_residual import ResidualConfig, random_residual
+from nlrn.models.nlrn_sr import SuperResolutionConfig, random_super_resolution
 from nlrn.restoration import ClassicDenoiser, Denoiser, Upscaler
 from nlrn.restoration.classic import METHODS
 from nlrn.weights import ModelCard
@@ -27,7 +29,8 @@ from nlrn.weights import ModelCard
 CPU = torch.device("cpu")
 TINY = NLRNConfig(steps=2, channels=8, embed=4, window=5)
 RESIDUAL = ResidualConfig(steps=4, channels=8, embed=4, window=5)
-# A small network of each architecture, in the variants that change its input.
+ENLARGING = SuperResolutionConfig(steps=4, channels=8, embed=4, window=5, non_local_every=2)
+# A small network of each architecture, in the variants that change its input or its result.
 SMALL: dict[str, Callable[[], Network]] = {
     "nlrn": lambda: random_network(TINY),
     "nlrn-rgb": lambda: random_network(replace(TINY, in_channels=3, out_channels=3)),
@@ -41,7 +44,11 @@ SMALL: dict[str, Callable[[], Network]] = {
     "residual-limit": lambda: random_residual(replace(RESIDUAL, embed_limit=0.5)),
     "residual-cells": lambda: random_residual(replace(RESIDUAL, cells=2, unshuffle=1)),
     "residual-plain": lambda: random_residual(replace(RESIDUAL, cells=4, non_local_every=0)),
+    "sr": lambda: random_super_resolution(ENLARGING),
+    "sr-x3": lambda: random_super_resolution(ENLARGING).with_scale(3),
+    "sr-gray": lambda: random_super_resolution(replace(ENLARGING, in_channels=1, factors=(4,))),
 }
+DENOISING = [name for name in SMALL if not SMALL[name]().factors]
 SIZES = [(1, 1), (7, 10), (24, 13)]
 
 
@@ -53,7 +60,8 @@ def strong(name: str) -> Network:
     """A network that changes something visibly."""
     network = SMALL[name]()
     with torch.no_grad():
-        network.conv_out.weight.mul_(50)  # type: ignore[operator, union-attr]
+        last = network.tail if network.factors else network.conv_out
+        last.weight.mul_(50)  # type: ignore[operator, union-attr]
     return network
 
 
@@ -71,8 +79,9 @@ def test_networks_take_any_size_and_are_prepared_for_inference(
     given = network.input_for(image, torch.tensor([0.1, 0.2]))
     with torch.no_grad():
         expected = network.double()(given.double())
-    assert expected.shape == (2, network.out_channels, *size)
-    assert not torch.equal(expected.float(), image)
+    larger = [network.scale * side for side in size]
+    assert expected.shape == (2, network.out_channels, *larger)
+    assert not torch.equal(expected.float(), enlarge(image, network.scale))
     seen: list[None] = []
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
         prepared = network.to(dtype).for_inference(dtype, CPU)
@@ -105,9 +114,10 @@ def test_shared_weights_that_are_cast_once_learn_the_same(name: str) -> None:
     for dtype in (None, torch.float32):
         network.zero_grad()
         network.for_training(TrainingMode(dtype=dtype))(image).square().mean().backward()
-        grads.append({n: p.grad for n, p in network.named_parameters() if p.requires_grad})
+        # the tails of other factors have none
+        grads.append({n: p.grad for n, p in network.named_parameters() if p.grad is not None})
+    assert grads[0].keys() == grads[1].keys()
     for key, grad in grads[0].items():
-        assert grad is not None
         torch.testing.assert_close(grads[1][key], grad, rtol=1e-4, atol=1e-6)
 
 
@@ -141,11 +151,14 @@ def test_the_halo_is_how_far_a_network_looks(name: str) -> None:
         other = image.clone()
         other[..., column + halo + 1 :] += 0.5
         moved = network(network.input_for(other, 0.1))
-        near = slice(0, column + 1)  # but for the rounding of what all keys have in common
+        near = slice(
+            0, (column + 1) * network.scale
+        )  # but for the rounding of what all keys have in common
         torch.testing.assert_close(moved[..., near], base[..., near], rtol=0, atol=1e-14)
     other = image.clone()
     other[..., 1:] += 0.5
-    assert (network(network.input_for(other, 0.1)) - base)[..., 0].abs().max() > 1e-12
+    moved = network(network.input_for(other, 0.1))
+    assert (moved - base)[..., 0].abs().max() > 1e-12
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -155,7 +168,7 @@ def test_networks_are_saved_with_their_cards(name: str, tmp_path: Path) -> None:
         "n", network.architecture, "denoise", network.in_channels, sigma_range=(0.0, 75.0)
     )
     network.save_pretrained(path, card)
-    again = models.load(path)
+    again = models.load(path).with_scale(network.scale)
     assert type(again) is type(network) and again.card == card and again.config == network.config
     image = network.input_for(random_images(1, network.in_channels, 9, 12), 0.1)
     with torch.no_grad():
@@ -163,7 +176,9 @@ def test_networks_are_saved_with_their_cards(name: str, tmp_path: Path) -> None:
 
 
 def denoisers() -> dict[str, Denoiser | ClassicDenoiser]:
-    made: dict[str, Denoiser | ClassicDenoiser] = {name: Denoiser(strong(name)) for name in SMALL}
+    made: dict[str, Denoiser | ClassicDenoiser] = {
+        name: Denoiser(strong(name)) for name in DENOISING
+    }
     made |= {method: ClassicDenoiser(method) for method in METHODS}
     return made | {"auto": Denoiser()}
 
@@ -247,7 +262,7 @@ def test_bad_input_is_named(
         denoiser(x, sigma)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", DENOISING)
 def test_noise_maps_go_where_they_are_taken(name: str) -> None:
     network = strong(name)
     denoiser, x = Denoiser(network), random_images(2, network.in_channels, 9, 14)
@@ -275,7 +290,7 @@ def test_noise_beyond_the_trained_range_is_brought_into_it(name: str) -> None:
     torch.testing.assert_close(strong_noise, 0.5 + (plain - 0.5) * 2, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", DENOISING)
 def test_where_nothing_varies_nothing_is_changed(name: str) -> None:
     network = strong(name)
     x = random_images(1, network.in_channels, 30, 24)
@@ -287,7 +302,7 @@ def test_where_nothing_varies_nothing_is_changed(name: str) -> None:
         assert np.array_equal(Denoiser(network).restore(Image(flat), 50).image.pixels, flat)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", DENOISING)
 def test_gradients_flow_when_asked_for(name: str) -> None:
     network = strong(name)
     denoiser = Denoiser(network)
@@ -300,7 +315,7 @@ def test_gradients_flow_when_asked_for(name: str) -> None:
     assert all(p.grad is None for p in network.parameters())
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", DENOISING)
 def test_an_engine_prepares_its_network_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network, prepared = SMALL[name](), []
     prepare = type(network).for_inference

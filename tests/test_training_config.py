@@ -31,7 +31,8 @@ def test_every_config_of_the_repository_is_sound(path: Path) -> None:
     has_norm = any(isinstance(module, nn.BatchNorm2d) for module in config.network().modules())
     if has_norm and path.stem != PAPER:  # running statistics make images explode otherwise
         assert config.stages[-1].freeze_norm
-    (train,) = config.data.train
+    train, *more = config.data.train
+    assert not set(more) - {"cc0"}
     assert config.data.validation == f"{train.removesuffix('291')}-validation"
     stored = json.loads(json.dumps(config.to_dict()))
     assert Config.from_dict(stored) == config

@@ -127,7 +127,7 @@ def time_step(setup: Setup, report: Report, shape: Training, operator: str, role
     peak = torch.cuda.max_memory_allocated() / 2**30 if setup.on_gpu else 0.0
     flop = 3 * setup.flop(shape.batch * shape.patch**2)
     report.row(section="train", what=str(shape), who=WHO[operator], ms=ms, tflops=flop / ms * 1e-9,
-               peak_gib=peak, with_patches_ms=loop, recorded=step._graph is not None,
+               peak_gib=peak, with_patches_ms=loop, recorded=bool(step._graphs),
                compiled=step._compiled, ready_s=ready, role=role,
                loss=step.pop_metrics().loss)  # fmt: skip
 

@@ -69,10 +69,26 @@ def enlarged_matrix(length: int, scale: int) -> npt.NDArray[np.float64]:
     With M for the rows and N for the columns, M @ image @ N.T is what `imresize` gives for a float
     image that is shrunk and enlarged; for devices on which matrix products are cheap.
     """
+    small = shrunk_matrix(length, scale)
+    return imresize(small[:, :, None], size=(length, length))[..., 0]
+
+
+def shrunk_matrix(length: int, scale: int) -> npt.NDArray[np.float64]:
+    """Matrix [length / scale, length] that shrinks a line by the scale, as `imresize` does."""
     if scale < 1 or length % scale:
         raise ValueError(f"length must be a multiple of the scale {scale}, got {length}")
-    shrink = imresize(np.eye(length)[:, :, None], size=(length // scale, length))[..., 0]
-    return imresize(shrink[:, :, None], size=(length, length))[..., 0]
+    return imresize(np.eye(length)[:, :, None], size=(length // scale, length))[..., 0]
+
+
+def imresize_weights(scale: int, reach: int) -> npt.NDArray[np.float64]:
+    """Weights [scale, 2 reach + 1] by which pixels make those of the first one that is enlarged.
+
+    Row p has what the p-th new pixel of old pixel i takes of the old pixels i - reach, ...,
+    i + reach.
+    """
+    centers = (np.arange(scale) + 0.5) / scale - 0.5
+    weights = _cubic(centers[:, None] - np.arange(-reach, reach + 1))
+    return weights / weights.sum(axis=1, keepdims=True)
 
 
 def mod_crop(image: np.ndarray, scale: int) -> np.ndarray:

@@ -53,7 +53,7 @@ class Engine:
         return self.__dict__ | {"_prepared": {}, "_plain": {}, "_plans": {}, "_rates": {}}
 
     def __call__(self, image: Tensor, progress: Progress | None = None) -> Tensor:
-        """The restored image [B, C, H, W], float32, on the image's device.
+        """The restored image, float32, on the image's device: [B, C, H, W] times the scale.
 
         Args:
             image: what `network.condition` gives [B, C', H, W], in [0, 1].
@@ -167,7 +167,8 @@ class Engine:
         progress: Progress | None,
     ) -> Tensor:
         """Averages the views, image by image and tile by tile."""
-        batch, _, height, width = image.shape
+        batch, scale = len(image), self.network.scale
+        height, width = (side * scale for side in image.shape[-2:])
         views, done = self.settings.views, 0
         total = batch * views * len(tiles) * self.network.steps
 
@@ -190,7 +191,7 @@ class Engine:
                 if len(tiles) == 1:
                     out.copy_(mean[0])
                 else:
-                    paste(out, mean[0].to(out.device), tile)
+                    paste(out, mean[0].to(out.device), tile.scaled(scale))
         return result
 
 

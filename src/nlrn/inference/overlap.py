@@ -47,6 +47,8 @@ def restore_patches(
         raise ValueError(f"stride must be between 1 and the patch ({patch}), got {stride}")
     if batch is not None and batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
+    if network.scale != 1:
+        raise ValueError("the protocol of patches is for results of the size of the image")
     network, device = network.with_border("circular"), choose_device(settings.device)
     check_input(network, image)
     image = image.detach().to("cpu", torch.float32)

@@ -31,6 +31,18 @@ class Tile:
     input: tuple[slice, slice]
     blend: int = 0
 
+    def scaled(self, scale: int) -> Tile:
+        """The same tile of a result whose sides are `scale` times as long."""
+        output, read = (
+            (_scaled(rows, scale), _scaled(columns, scale))
+            for rows, columns in (self.output, self.input)
+        )
+        return Tile(output, read, self.blend * scale)
+
+
+def _scaled(piece: slice, scale: int) -> slice:
+    return slice(piece.start * scale, piece.stop * scale)
+
 
 def plan(
     network: Network,

@@ -10,6 +10,7 @@ from nlrn.models.base import AttentionLayout, Network, TrainingMode
 from nlrn.models.conditioning import Conditioned
 from nlrn.models.nlrn import NLRN
 from nlrn.models.nlrn_residual import ResidualNLRN
+from nlrn.models.nlrn_sr import SuperResolutionNLRN
 from nlrn.weights import ModelCard, WeightsError
 
 __all__ = [
@@ -25,7 +26,7 @@ __all__ = [
 
 # By the name that a weight's card has for it.
 ARCHITECTURES: dict[str, type[Network]] = {
-    network.architecture: network for network in (NLRN, ResidualNLRN)
+    network.architecture: network for network in (NLRN, ResidualNLRN, SuperResolutionNLRN)
 }
 
 

@@ -12,14 +12,17 @@ def config_from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
     """The config with these fields; a field that does not exist is an error naming it."""
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     known = {field.name: type(field.default) for field in fields}
+    given = dict(values)
     for name, value in values.items():
         if name not in known:
             raise ValueError(f"unknown config key {name!r}; known keys: {', '.join(known)}")
+        if known[name] is tuple and type(value) is list:  # files have no tuples
+            given[name] = value = tuple(value)
         whole_as_float = known[name] is float and type(value) is int
         if type(value) is not known[name] and not whole_as_float:
             wanted = known[name].__name__
             raise ValueError(f"config key {name!r} must be {wanted}, got {value!r}")
-    return kind(**values)
+    return kind(**given)
 
 
 def check_positive(config: Any, *names: str) -> None:

@@ -137,6 +137,10 @@ class RecurrenceInference(nn.Module):
             module = self._ready(torch.cat(weights).flatten(1)), self._ready(torch.cat(biases))
         return _State(self._ready(scale), self._ready(shift), module, conv1, conv2)
 
+    def of(self, convolution: nn.Conv2d) -> Weights:
+        """The weights of a convolution before or after the states, ready to be used."""
+        return self.convolution(*_double(convolution))
+
     def convolution(self, weight: Tensor, bias: Tensor) -> Weights:
         """A convolution's weights, ready to be used."""
         weight = weight.detach().to(self.device, self.dtype, memory_format=torch.channels_last)
@@ -159,8 +163,8 @@ class ResidualInference(nn.Module):
         super().__init__()
         self.config, self.dtype, self.device = network.config, dtype, device
         self.states = RecurrenceInference(network.states, network.config.border, dtype, device)
-        self._in = self.states.convolution(*_double(network.conv_in))
-        self._out = self.states.convolution(*_double(network.conv_out))
+        self._in = self.states.of(network.conv_in)
+        self._out = self.states.of(network.conv_out)
 
     @torch.inference_mode()
     def forward(self, image: Tensor, on_step: Callable[[], None] | None = None) -> Tensor:

@@ -23,7 +23,8 @@ class Batch(NamedTuple):
     """Patches to learn from.
 
     Attributes:
-        degraded: what the network is to restore [b, C, P, P], not clipped.
+        degraded: what the network is to restore [b, C, P, P], not clipped; smaller than the clean
+            one where it is to enlarge.
         clean: what it is to become, in [0, 1].
         sigma: level of each patch's noise on the 0..255 scale [b]; 0 where there is none.
     """
@@ -53,12 +54,7 @@ class PatchSampler:
     ) -> None:
         self._data, self._seed = data, seed
         self._degraded: Tensor | None = None
-        if data.task == "sr":
-            pairs = [low_resolution(i, f, device) for f in data.factors for i in images
-                     if min(i.shape) >= f]  # fmt: skip
-            images = [clean for clean, _ in pairs]
-            # Half precision is a twentieth of a gray level off, and one GB less for 291 images.
-            self._degraded = torch.cat([low.half().flatten() for _, low in pairs])
+        images = self._prepare(images, device)
         sizes = np.array([image.shape[:2] for image in images], dtype=np.int64)  # N 2
         starts = np.concatenate([[0], sizes.prod(1).cumsum()[:-1]])
         self._sizes, self._device = sizes, device
@@ -74,6 +70,16 @@ class PatchSampler:
         self._fitting: dict[int, Tensor] = {}
         # Of its own, so that a batch is made while the step before still computes.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def _prepare(self, images: Sequence[Pixels], device: torch.device) -> Sequence[Pixels]:
+        """The clean images; for "sr", of which there are degraded ones already, each factor's."""
+        factors = self._data.factors
+        if self._data.task != "sr":
+            return images
+        pairs = [low_resolution(i, f, device) for f in factors for i in images if min(i.shape) >= f]
+        # Half precision is a twentieth of a gray level off, and one GB less for 291 images.
+        self._degraded = torch.cat([low.half().flatten() for _, low in pairs])
+        return [clean for clean, _ in pairs]
 
     def batch(self, step: int, size: int, patch: int, share: slice = slice(None)) -> Batch:
         """Degraded and clean patches [b, C, patch, patch] of a step, and the levels of the noise.
@@ -96,7 +102,7 @@ class PatchSampler:
 
     def _make(self, step: int, size: int, patch: int, share: slice) -> Batch:
         data = self._data
-        self._generator.manual_seed(_seed_of(self._seed, step))
+        self._generator.manual_seed(seed_of(self._seed, step))
         draws = self._uniform(6, size)[:, share]
         chosen = round(data.self_similar_fraction * size)
         others = self._uniform(_CANDIDATES - 1, 6, chosen)[..., share]
@@ -141,19 +147,14 @@ class PatchSampler:
         """
         fitting = self._large_enough(patch)
         start, height, width = fitting[self._pick_image(draws[0], fitting)].unbind(1)  # b each
-        top, left = _pick(draws[1], height - patch + 1), _pick(draws[2], width - patch + 1)
-        line = torch.arange(patch, device=self._device)
-        y, x = line.view(1, -1, 1), line.view(1, 1, -1)
-        # The 8 flips and rotations of the square, as a change of the coordinates that are read.
-        turn, down, right = (draws[i].view(-1, 1, 1) < 0.5 for i in (3, 4, 5))
-        y, x = torch.where(turn, x, y), torch.where(turn, y, x)
-        y, x = torch.where(down, patch - 1 - y, y), torch.where(right, patch - 1 - x, x)
+        top, left = pick(draws[1], height - patch + 1), pick(draws[2], width - patch + 1)
+        y, x = turned(draws[3:], patch)
         y, x = y + top.view(-1, 1, 1), x + left.view(-1, 1, 1)
         return start.view(-1, 1, 1) + y * width.view(-1, 1, 1) + x
 
     def _pick_image(self, draw: Tensor, images: Tensor) -> Tensor:
         if not self._data.by_area:
-            return _pick(draw, len(images))
+            return pick(draw, len(images))
         up_to = (
             (images[:, 1] * images[:, 2]).cumsum(0).double()
         )  # pixels of an image and all before
@@ -169,6 +170,19 @@ class PatchSampler:
                 raise TrainingError(f"no image has room for patches of {patch} (at most {largest})")
             self._fitting[patch] = self._images[torch.from_numpy(chosen).to(self._device)]
         return self._fitting[patch]
+
+
+def turned(draws: Tensor, patch: int) -> tuple[Tensor, Tensor]:
+    """Rows and columns [b, patch, patch] at which patches are read, one of 8 ways round each.
+
+    The flips and rotations of the square, as a change of the coordinates; three numbers in [0, 1)
+    [3, b] choose them.
+    """
+    line = torch.arange(patch, device=draws.device)
+    y, x = line.view(1, -1, 1), line.view(1, 1, -1)
+    turn, down, right = (draw.view(-1, 1, 1) < 0.5 for draw in draws)
+    y, x = torch.where(turn, x, y), torch.where(turn, y, x)
+    return torch.where(down, patch - 1 - y, y), torch.where(right, patch - 1 - x, x)
 
 
 def low_resolution(image: Gray, factor: int, device: torch.device) -> tuple[Gray, Tensor]:
@@ -211,13 +225,13 @@ def _enlarged(length: int, factor: int, device: torch.device) -> Tensor:
     return torch.from_numpy(enlarged_matrix(length, factor)).float().to(device)
 
 
-def _pick(draw: Tensor, count: Tensor | int) -> Tensor:
+def pick(draw: Tensor, count: Tensor | int) -> Tensor:
     """Whole numbers below `count`; rounding must not reach it."""
     most = count - 1
     number = (draw * count).long()
     return torch.minimum(number, most) if isinstance(most, Tensor) else number.clamp(max=most)
 
 
-def _seed_of(seed: int, step: int) -> int:
+def seed_of(seed: int, step: int) -> int:
     digest = hashlib.sha256(f"{seed}:{step}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

@@ -35,8 +35,9 @@ class Data:
         validation: image set to validate on, never a test set, or a folder. Where it is not given,
             it is "bsd400-validation", or the part of one's own images that is held out.
         held_out: share of one's own images that is not trained but validated on.
-        task: "denoise" for images with noise, or "sr" for luminance that was shrunk by each of the
-            factors and enlarged again.
+        task: "denoise" for images with noise, or "sr" for those that were shrunk by each of the
+            factors. Networks that enlarge get them so, rounded to 8 bits; for the others luminance
+            is enlarged again.
         channels: 1 for gray images, 3 for RGB.
         sigma: standard deviation of the noise on the 0..255 scale, and the unit of the loss. For
             "sr" there is no noise: it is the unit alone, about the error of the enlarged image.
@@ -103,9 +104,8 @@ class Data:
         if not all(level >= 0 for level in self.validation_sigmas):
             got = list(self.validation_sigmas)
             raise TrainingError(f"validation_sigmas must be 0 or more, got {got}")
-        if self.task == "sr" and (levels or self.validation_sigmas or self.channels != 1):
-            given = "sigma_range, validation_sigmas or three channels"
-            raise TrainingError(f"{given} are for task denoise, got 'sr'")
+        if self.task == "sr" and (levels or self.validation_sigmas):
+            raise TrainingError("sigma_range and validation_sigmas are for task denoise, got 'sr'")
 
     @property
     def is_own(self) -> bool:
@@ -211,7 +211,7 @@ class Stage:
             the stage; or "constant".
         warmup: steps in which the rate rises to its value.
         batch: patches of a step, over all processes.
-        patch: side of a patch.
+        patch: side of a patch, as the network gets it.
         border: what neighbourhoods do at the edge of a patch.
         non_local: whether the non-local modules take part.
         freeze_norm: whether batch norm keeps its statistics (its scale and shift are trained).
@@ -295,6 +295,12 @@ class Config:
         architecture = {"architecture": values.pop("architecture")}
         return values | {"model": architecture | values["model"], "stages": list(values["stages"])}
 
+    @property
+    def enlarges(self) -> bool:
+        """Whether the network's result is larger than what it gets."""
+        with torch.device("meta"):
+            return bool(self.network().factors)
+
     def network(self) -> Network:
         """A fresh network of this shape."""
         return models.build(self.architecture, dataclasses.asdict(self.model))
@@ -321,6 +327,25 @@ def _check_channels(config: Config) -> None:
     if has != (wanted, wanted):
         given = f"takes {has[0]} channels and gives {has[1]}"
         raise TrainingError(f"[model] {given}, [data] channels is {wanted}")
+    _check_factors(config.data, network.factors)
+
+
+def _check_factors(data: Data, factors: tuple[int, ...]) -> None:
+    """Refuses images that are too large or too small for the network."""
+    if not factors:
+        if data.task == "sr" and data.channels != 1:
+            raise TrainingError("[data] task 'sr' in color is for networks that enlarge")
+        return
+    if data.task != "sr":
+        raise TrainingError(
+            f"[data] task of a network that enlarges must be 'sr', got {data.task!r}"
+        )
+    if not set(data.factors) <= set(factors):
+        got = f"{list(data.factors)}, the network has {list(factors)}"
+        raise TrainingError(f"[data] factors must be the network's, got {got}")
+    if data.full_range or data.self_similar_fraction:
+        names = "full_range and self_similar_fraction"
+        raise TrainingError(f"[data] {names} are not for networks that enlarge")
 
 
 def load(path: str | Path) -> Config:

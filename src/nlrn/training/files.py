@@ -73,6 +73,6 @@ def check_memory(files: list[Path], data: Data, free: int) -> None:
 
 def reader(data: Data) -> Callable[[Path], Pixels]:
     """The function that reads an image as the task wants it."""
-    if data.task == "sr":
-        return datasets.read_luminance
-    return datasets.read_gray if data.channels == 1 else datasets.read_rgb
+    if data.channels == 3:
+        return datasets.read_rgb
+    return datasets.read_luminance if data.task == "sr" else datasets.read_gray

@@ -21,12 +21,13 @@ from nlrn.training.batches import PatchSampler
 from nlrn.training.clock import Clock, Interrupt
 from nlrn.training.config import Config, Stage
 from nlrn.training.files import RunFiles
+from nlrn.training.pairs import PairSampler
 from nlrn.training.parsing import TrainingError
 from nlrn.training.report import Report
 from nlrn.training.rollback import MOST, Rollback
 from nlrn.training.schedule import Progress, ema_alpha, fraction_done, learning_rate
 from nlrn.training.state import TrainState
-from nlrn.training.step import WARM_STEPS, Step
+from nlrn.training.step import Step
 from nlrn.training.validate import Validation
 from nlrn.weights import BEST, LAST, ModelCard
 
@@ -80,7 +81,8 @@ def run(
         run_files.check_memory(files.train, config.data, free_memory(torch.device("cpu")))
     images = datasets.read_all(files.train, run_files.reader(config.data))
     scaled = datasets.rescaled(images, config.data.scales)
-    sampler = PatchSampler(scaled, fabric.device, config.data, seed=config.seed)
+    kind = PairSampler if config.enlarges else PatchSampler
+    sampler = kind(scaled, fabric.device, config.data, seed=config.seed)
     validation = Validation(config, files.validation, fabric.device)
     if resume:
         fresh = dataclasses.replace(config, start_from="")  # the checkpoint holds all of it
@@ -154,7 +156,7 @@ def _train_stage(task: _Task, stage: Stage, progress: Progress, clock: Clock) ->
         progress.step += 1
         progress.stage_step += 1
         since_tick += 1
-        if step.done == WARM_STEPS:  # compiling was not training
+        if step.done == step.warm_steps:  # compiling was not training
             step.wait()
             clock.restart()
             since_tick = 0
@@ -341,6 +343,7 @@ def _headline(config: Config, progress: Progress, fabric: Any, images: int, seco
 def _too_small(images: list[datasets.Pixels], config: Config) -> str:
     """A line about images that have no room for a patch, if there are any."""
     patch = max(stage.patch for stage in config.stages)
+    patch *= max(config.data.factors) if config.enlarges else 1
     count = sum(min(image.shape[:2]) < patch for image in images)
     share = f"{count} of {len(images)} images are smaller than the patches of {patch}"
     return f"{share} pixels and are left out" if count else ""
@@ -348,11 +351,11 @@ def _too_small(images: list[datasets.Pixels], config: Config) -> str:
 
 def _stage_line(progress: Progress, stage: Stage) -> str:
     length = f"{stage.steps} steps" if stage.steps else f"{stage.minutes:g} minutes"
-    norm = "frozen" if stage.freeze_norm else "learned"
     modules = "on" if stage.non_local else "off"
     return (
         f"stage {progress.stage + 1}: {length}, {stage.batch} patches of {stage.patch}, "
-        f"non-local modules {modules}, batch-norm statistics {norm}"
+        f"non-local modules {modules}"
+        + (", batch-norm statistics frozen" if stage.freeze_norm else "")
     )
 
 

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from nlrn.errors import one_line
 from nlrn.models import TrainingMode
+from nlrn.models.bicubic import enlarge
 from nlrn.training.batches import Batch
 from nlrn.training.config import Config, Stage
 from nlrn.training.parsing import TrainingError
 from nlrn.training.state import NORMS_KEPT, TrainState
 
-WARM_STEPS = 4  # the first steps of a stage, in which kernels are compiled and chosen
+WARM_STEPS = 4  # the first ones of a stage at each scale, in which kernels are compiled and chosen
 _FLAT = 0.1  # mean squared error before, in units of the noise, below which patches count alike
 
 
@@ -52,14 +53,14 @@ class Step:
         self.scale = 255 / config.data.sigma
         model = state.model
         device = next(model.parameters()).device
-        self._restore = model.for_training(
-            TrainingMode(
-                non_local=stage.non_local,
-                border=stage.border,
-                backend=config.runtime.attention,
-                dtype=_compute_dtype(fabric, device),
-            )
+        mode = TrainingMode(
+            non_local=stage.non_local,
+            border=stage.border,
+            backend=config.runtime.attention,
+            dtype=_compute_dtype(fabric, device),
         )
+        scales = config.data.factors if model.factors else (1,)
+        self._restore = {scale: model.with_scale(scale).for_training(mode) for scale in scales}
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._current, self._averaged = _floating(model), _floating(state.ema_model)
         self._ema_alpha = torch.zeros((), device=device)
@@ -70,7 +71,8 @@ class Step:
         self._count = 0  # all steps since then
         self.done = 0
         on_gpu = device.type == "cuda"
-        self._graph: torch.cuda.CUDAGraph | None = None
+        # scale -> the recorded step, and where it reads its batch
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Batch]] = {}
         self._record = config.runtime.cuda_graph and on_gpu and fabric.world_size == 1
         # A step that will be recorded must have run on another stream than the main one.
         self._side = torch.cuda.Stream() if self._record else None
@@ -84,12 +86,15 @@ class Step:
     def __call__(self, batch: Batch, rate: float, ema_alpha: float) -> None:
         """Learns from patches [B, C, P, P] with this learning rate."""
         self._set(rate, ema_alpha)
-        if self._graph is None and self._record and self.done >= WARM_STEPS - 1:
+        scale = _scale(batch)
+        is_warm = self.done >= self.warm_steps - len(self._restore)
+        if self._record and is_warm and scale not in self._graphs:
             self._try_to_record(batch)
-        if self._graph is not None:
-            for recorded, given in zip(self._inputs, batch, strict=True):
+        if scale in self._graphs:
+            graph, inputs = self._graphs[scale]
+            for recorded, given in zip(inputs, batch, strict=True):
                 recorded.copy_(given)
-            self._graph.replay()
+            graph.replay()
         elif self._side is not None:
             self._side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._side):
@@ -99,6 +104,11 @@ class Step:
             self._run(batch)
         self._count += 1
         self.done += 1
+
+    @property
+    def warm_steps(self) -> int:
+        """The first steps, in which kernels are compiled and chosen for every scale."""
+        return WARM_STEPS * len(self._restore)
 
     def wait(self) -> None:
         """Returns when the device has done all steps."""
@@ -131,7 +141,7 @@ class Step:
             model.zero_grad(set_to_none=True)
             self._compute(batch)
         except Exception as error:
-            if not self._compiled or self.done >= WARM_STEPS:
+            if not self._compiled or self.done >= self.warm_steps:
                 raise
             _warn("compiling the network failed, going on without", error)
             self._compiled = False
@@ -141,28 +151,29 @@ class Step:
             self._compute(batch)
 
     def _try_to_record(self, batch: Batch) -> None:
-        self._inputs = Batch(*(tensor.clone() for tensor in batch))
+        inputs = Batch(*(tensor.clone() for tensor in batch))
         self.state.model.zero_grad(set_to_none=True)  # so that gradients belong to the graph
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
-                self._compute(self._inputs)
-            self._graph = graph
+                self._compute(inputs)
+            self._graphs[_scale(batch)] = graph, inputs
         except Exception as error:
             _warn("recording the step as a CUDA graph failed, going on without", error)
             self._record, self._side = False, None
             torch.cuda.synchronize()
 
     def _compute(self, batch: Batch) -> None:
-        degraded, clean, sigma = batch
+        (degraded, clean, sigma), scale = batch, _scale(batch)
         with self.fabric.autocast():
-            restored = self._restore(self.state.model.input_for(degraded, sigma / 255))
+            restored = self._restore[scale](self.state.model.input_for(degraded, sigma / 255))
         if restored.shape != clean.shape:
             got = f"{tuple(restored.shape)} for {tuple(clean.shape)}"
             raise TrainingError(f"the network's result has another shape than the image: {got}")
         errors = self._squared_error(restored.float(), clean)
         if balance := self._options.loss_balance:
-            errors = errors / (self._squared_error(degraded, clean) + _FLAT).pow(balance)
+            before = self._squared_error(enlarge(degraded, scale), clean)
+            errors = errors / (before + _FLAT).pow(balance)
         if most := self._options.robust_above:
             errors = most * torch.log1p(errors / most)
         loss = 0.5 * errors.mean()
@@ -224,6 +235,11 @@ class Step:
         change = torch._foreach_sub(self._current, self._averaged)
         torch._foreach_mul_(change, self._ema_alpha)
         torch._foreach_add_(self._averaged, change)
+
+
+def _scale(batch: Batch) -> int:
+    """How many times larger the clean patches are."""
+    return batch.clean.shape[-1] // batch.degraded.shape[-1]
 
 
 def _compute_dtype(fabric: Any, device: torch.device) -> torch.dtype:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from nlrn import datasets, degrade, metrics
 from nlrn.models import Network, TrainingMode
+from nlrn.models.bicubic import enlarge
 from nlrn.training import files as run_files
 from nlrn.training.batches import low_resolution
 from nlrn.training.config import Config, Data
+from nlrn.training.pairs import shrunk
 from nlrn.training.parsing import TrainingError
 
 _AT_ONCE = 8  # crops in a batch
@@ -37,7 +40,12 @@ class Validation:
         crops = _crops(data, files)
         # name of the level -> (its noise on the 0..255 scale, degraded crops)
         self._levels: dict[str, tuple[float, Tensor]] = {}
-        if data.task == "sr":
+        if config.enlarges:
+            self._clean = _stacked(list(crops.values()), device)
+            for factor in data.factors:
+                small = torch.stack([shrunk(crop, factor, device) for crop in crops.values()])
+                self._levels[f"x{factor}"] = (0.0, small.float() / 255)
+        elif data.task == "sr":
             pairs = [low_resolution(c, f, device) for c in crops.values() for f in data.factors]
             self._clean = _stacked([pair[0] for pair in pairs], device)
             self._levels["sr"] = (0.0, torch.stack([pair[1] for pair in pairs]).unsqueeze(1))
@@ -58,16 +66,28 @@ class Validation:
             fabric: whose precision is used.
             non_local: whether the network's non-local modules take part.
         """
-        restore = network if non_local else network.for_training(TrainingMode(non_local=False))
         found = {}
         for name, (sigma, degraded) in self._levels.items():
+            scale = self._clean.shape[-1] // degraded.shape[-1]
+            restore: Callable[[Tensor], Tensor] = network.with_scale(scale)
+            if not non_local:
+                mode = TrainingMode(non_local=False)
+                restore = network.with_scale(scale).for_training(mode)
             with torch.no_grad(), fabric.autocast():
                 inputs = (network.input_for(x, sigma / 255) for x in degraded.split(_AT_ONCE))
                 restored = torch.cat([restore(x).float() for x in inputs])
-            each = metrics.psnr(restored, self._clean, border=0, quantize=True)
-            found[name] = float(each.clamp(max=_EXACT).mean())
-            self._degraded, self._restored = degraded, restored
+            found[name] = self._mean_psnr(restored, scale)
+            self._degraded, self._restored = enlarge(degraded, scale), restored
         return found
+
+    def _mean_psnr(self, restored: Tensor, scale: int) -> float:
+        """In dB; of what was enlarged, that of the luminance without a border, as in tables."""
+        clean, border = self._clean, 0
+        if scale > 1:
+            border = scale
+            restored, clean = (_luminance(x) for x in (_rounded(restored), clean.float()))
+        each = metrics.psnr(restored, clean, border=border, quantize=True)
+        return float(each.clamp(max=_EXACT).mean())
 
     def save_picture(self, path: Path) -> None:
         """Writes degraded, restored and clean crops side by side, an image per row."""
@@ -100,6 +120,14 @@ def _stacked(images: list[np.ndarray], device: torch.device) -> Tensor:
     """Images [H, W] or [H, W, C] -> [N, C, H, W]."""
     stacked = torch.from_numpy(np.stack(images)).to(device)
     return stacked.unsqueeze(1) if stacked.ndim == 3 else stacked.permute(0, 3, 1, 2).contiguous()
+
+
+def _luminance(image: Tensor) -> Tensor:
+    """Luminance [B, 1, H, W] in [0, 1] of RGB in 0..255 by MATLAB's rgb2ycbcr; gray as it is."""
+    if image.shape[1] == 1:
+        return image / 255
+    weights = torch.tensor(degrade.LUMINANCE, device=image.device).view(1, 3, 1, 1) / 255_000
+    return (16 + (image * weights).sum(1, keepdim=True)).round() / 255
 
 
 def _rounded(image: Tensor) -> Tensor:

@@ -1,0 +1,164 @@
+"""Networks that enlarge: the bicubic image that they add to, their factors, their training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pillow
+from training_runs import RUNTIME
+
+from nlrn import models, training
+from nlrn.degrade import imresize, mod_crop
+from nlrn.inference.overlap import restore_patches
+from nlrn.models.bicubic import enlarge
+from nlrn.models.nlrn_sr import SuperResolutionConfig, random_super_resolution
+from nlrn.training.config import Data
+from nlrn.training.pairs import PairSampler, shrunk
+from nlrn.training.parsing import TrainingError
+from nlrn.training.report import read_metrics
+
+CPU = torch.device("cpu")
+TINY = SuperResolutionConfig(steps=2, channels=4, embed=2, window=5)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 6), (5, 2), (9, 14)], ids=str)
+@pytest.mark.parametrize("scale", [1, 2, 3, 4])
+def test_bicubic_is_that_of_matlab(scale: int, size: tuple[int, int]) -> None:
+    image = np.random.default_rng(0).random((*size, 3))
+    batch = torch.from_numpy(image).permute(2, 0, 1)[None].repeat(2, 1, 1, 1)
+    expected = imresize(image, scale)
+    for one in enlarge(batch, scale):
+        np.testing.assert_allclose(one.permute(1, 2, 0), expected, atol=1e-12)
+    single = enlarge(batch.float(), scale)[0].permute(1, 2, 0)
+    np.testing.assert_allclose(single, expected, atol=1e-5)
+
+
+def test_gradients_pass_through_bicubic_also_after_inference() -> None:
+    with torch.inference_mode():
+        enlarge(torch.rand(1, 1, 3, 4, dtype=torch.float64), 3)
+    x = torch.rand(1, 2, 4, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: enlarge(x, 3), (x,))
+
+
+def test_an_untrained_network_is_bicubic_and_knows_its_factors() -> None:
+    network = models.build("nlrn-sr", {"steps": 2, "channels": 4, "window": 5, "factors": [2, 4]})
+    x = torch.rand(1, 3, 6, 7)
+    for scale in (2, 4):
+        assert torch.equal(network.with_scale(scale)(x), enlarge(x, scale))
+    assert (network.scale, network.factors, network.card.task) == (2, (2, 4), "sr")
+    with pytest.raises(ValueError, match="enlarges by 2, 4, got 3"):
+        network.with_scale(3)
+    with pytest.raises(ValueError, match="nlrn does not enlarge by 2"):
+        models.build("nlrn", {}).with_scale(2)
+    with pytest.raises(ValueError, match=r"factors must be whole numbers of 2..8, got \[1\]"):
+        SuperResolutionConfig(factors=(1,))
+    with pytest.raises(ValueError, match="results of the size of the image"):
+        restore_patches(network, x)
+
+
+def test_factors_share_all_but_the_last_convolution() -> None:
+    network = random_super_resolution(TINY)
+    with torch.no_grad():
+        before = {s: network.with_scale(s)(torch.ones(1, 3, 5, 6) * 0.3) for s in (2, 3, 4)}
+        network.tails["x3"].bias.add_(1.0)  # type: ignore[operator]
+        after = {s: network.with_scale(s)(torch.ones(1, 3, 5, 6) * 0.3) for s in (2, 3, 4)}
+    assert torch.equal(before[2], after[2]) and torch.equal(before[4], after[4])
+    torch.testing.assert_close(after[3], before[3] + 1)
+
+
+@pytest.mark.parametrize("factor", [2, 3, 4])
+def test_small_images_are_those_of_imresize(factor: int) -> None:
+    rng = np.random.default_rng(1)
+    for shape in ((37, 53, 3), (20, 17)):
+        image = rng.integers(0, 256, shape, dtype=np.uint8)
+        expected = np.atleast_3d(imresize(mod_crop(image, factor), 1 / factor))
+        small = shrunk(image, factor, CPU).permute(1, 2, 0)
+        assert np.array_equal(small, expected)
+
+
+def waves(height: int, width: int) -> np.ndarray:
+    """A smooth color image that looks different every way round."""
+    y, x = np.mgrid[:height, :width] / 24.0
+    planes = [np.sin(x + y * y / 2), np.cos(2 * y), np.sin(x * y / 3 + 1)]
+    return (127 + 120 * np.stack(planes, 2)).astype(np.uint8)
+
+
+def test_patches_are_pairs_of_the_same_place_and_way_round() -> None:
+    images = [waves(61, 83), waves(90, 50), waves(9, 9)]
+    sampler = PairSampler(images, CPU, Data(task="sr", channels=3, factors=(2, 3, 4)), seed=0)
+    for step, factor in enumerate((2, 3, 4)):
+        low, clean, sigma = sampler.batch(step, 40, 10)
+        assert low.shape == (40, 3, 10, 10) and clean.shape == (40, 3, 10 * factor, 10 * factor)
+        assert not sigma.any()
+        inside = (..., slice(4, -4), slice(4, -4))
+        errors = [
+            (enlarge(one, factor) - clean)[inside].abs().mean() for one in (low, low.flip(-1))
+        ]
+        assert errors[0] < 0.004 and errors[1] > 5 * errors[0]
+    again = sampler.batch(1, 40, 10, slice(7, 12))
+    assert torch.equal(again.clean, sampler.batch(1, 40, 10).clean[7:12])
+    with pytest.raises(TrainingError, match="shrunk by 4 has room for patches of 30"):
+        sampler.batch(2, 4, 30)
+
+
+CONFIG = (
+    "name = 'larger'\n[model]\narchitecture = 'nlrn-sr'\nsteps = 2\nchannels = 8\nembed = 4\n"
+    "window = 5\n[data]\ntask = 'sr'\ntrain = ['bsds500/train']\nvalidation = 'bsds500/test'\n"
+    "channels = {channels}\nsigma = 8\ncrop = 24\nvalidation_images = 2\nscales = [1.0]\n"
+    "{more}[optimizer]\nmethod = 'muon'\nloss_balance = 0.5\n"
+)
+
+
+def write_config(path: Path, steps: int = 30, channels: int = 3, more: str = "") -> Path:
+    runtime = RUNTIME.format(log_every=15, save=60.0, tensorboard="false")
+    stage = f"[[stages]]\nsteps = {steps}\nlr = 3e-3\nbatch = 4\npatch = 8\n"
+    path.write_text(CONFIG.format(channels=channels, more=more) + runtime + stage)
+    return path
+
+
+def test_a_network_that_enlarges_is_trained_validated_and_described(
+    root: Path, tmp_path: Path
+) -> None:
+    folder = training.run(write_config(tmp_path / "c.toml"), data_root=root, out=tmp_path / "out")
+    network = models.load(folder / "weights.safetensors")
+    card = network.card
+    assert (card.task, card.channels, card.factors) == ("sr", 3, (2, 3, 4))
+    assert (card.sigma, card.training_sets) == (None, ("bsds500/train",))
+    entries = list(read_metrics(folder / "metrics.jsonl"))
+    losses = [entry["loss"] for entry in entries if "loss" in entry]
+    assert losses[-1] < losses[0]
+    last = entries[-1]
+    assert last["psnr_x2"] > last["psnr_x3"] > last["psnr_x4"]
+    assert last["psnr"] == pytest.approx(sum(last[f"psnr_x{f}"] for f in (2, 3, 4)) / 3)
+    with Pillow.open(folder / "validation.png") as picture:
+        assert picture.size == (3 * 24, 24) and picture.mode == "RGB"
+
+
+@pytest.mark.parametrize(
+    ("more", "channels", "message"),
+    [
+        ("factors = [2, 5]\n", 3, r"factors must be the network's, got \[2, 5\]"),
+        ("full_range = 0.5\n", 3, "full_range and self_similar_fraction are not for"),
+        ("", 1, "takes 3 channels and gives 3"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused(
+    more: str, channels: int, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainingError, match=message):
+        training.config.load(write_config(tmp_path / "c.toml", channels=channels, more=more))
+
+
+def test_networks_that_do_not_enlarge_take_no_color_for_it(tmp_path: Path) -> None:
+    path = write_config(tmp_path / "c.toml")
+    text = (
+        path.read_text()
+        .replace("'nlrn-sr'", "'nlrn'")
+        .replace("window", "in_channels = 3\nout_channels = 3\nwindow")
+    )
+    path.write_text(text)
+    with pytest.raises(TrainingError, match="'sr' in color is for networks that enlarge"):
+        training.config.load(path)
