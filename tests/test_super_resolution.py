@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +13,24 @@ import torch
 from PIL import Image as Pillow
 from training_runs import RUNTIME
 
-from nlrn import models, training
+from nlrn import degrade, models, training, weights
 from nlrn.degrade import imresize, mod_crop
+from nlrn.images import Image
+from nlrn.inference import Settings
 from nlrn.inference.overlap import restore_patches
 from nlrn.models.bicubic import enlarge
-from nlrn.models.nlrn_sr import SuperResolutionConfig, random_super_resolution
+from nlrn.models.nlrn_sr import (
+    SuperResolutionConfig,
+    SuperResolutionNLRN,
+    random_super_resolution,
+)
+from nlrn.restoration import Denoiser, Upscaler
+from nlrn.restoration.choice import QUALITIES, choose_upscaler
 from nlrn.training.config import Data
 from nlrn.training.pairs import PairSampler, shrunk
 from nlrn.training.parsing import TrainingError
 from nlrn.training.report import read_metrics
+from nlrn.weights import ModelCard
 
 CPU = torch.device("cpu")
 TINY = SuperResolutionConfig(steps=2, channels=4, embed=2, window=5)
@@ -162,3 +174,95 @@ def test_networks_that_do_not_enlarge_take_no_color_for_it(tmp_path: Path) -> No
     path.write_text(text)
     with pytest.raises(TrainingError, match="'sr' in color is for networks that enlarge"):
         training.config.load(path)
+
+
+def larger(seed: int = 0, channels: int = 3) -> SuperResolutionNLRN:
+    """A network that changes something visibly, and adds color where there is none."""
+    network = random_super_resolution(replace(TINY, in_channels=channels), seed)
+    with torch.no_grad():
+        for tail in network.tails.values():
+            tail.weight.mul_(40)  # type: ignore[operator]
+    return network
+
+
+@pytest.mark.parametrize("scale", [1.3, 2, 2.5, 3, 4])
+def test_any_scale_is_reached_through_the_next_factor(scale: float) -> None:
+    network, pixels = larger(), np.random.default_rng(2).random((7, 10, 3), np.float32)
+    result = Upscaler(scale, network).restore(Image(pixels))
+    factor = next(f for f in (2, 3, 4) if f >= scale)
+    with torch.no_grad():
+        batch = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+        expected = network.with_scale(factor)(batch)[0].permute(1, 2, 0).numpy()
+    size = (math.ceil(7 * scale), math.ceil(10 * scale))
+    if factor != scale:
+        expected = imresize(expected, size=size)
+    assert result.image.pixels.shape == (*size, 3)
+    np.testing.assert_allclose(result.image.pixels, expected, atol=1e-5)
+    assert result.facts == {"scale": scale, "model": "unnamed"}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_gray_stays_gray_and_white_stays_white(channels: int) -> None:
+    upscaler = Upscaler(3, larger(channels=channels))
+    gray = np.random.default_rng(3).integers(0, 256, (9, 12), dtype=np.uint8)
+    gray[:, 6:] = 255
+    alone = upscaler.restore(Image(gray)).image.pixels
+    assert alone.shape == (27, 36) and (alone[:, 28:] == 255).all()
+    assert not np.array_equal(alone, imresize(gray, 3))
+    threefold = upscaler.restore(Image(np.repeat(gray[..., None], 3, 2))).image.pixels
+    assert np.array_equal(threefold, np.repeat(alone[..., None], 3, 2))
+
+
+def test_opacity_depth_and_color_are_kept() -> None:
+    rng = np.random.default_rng(4)
+    pixels = rng.integers(0, 65536, (8, 9, 3), dtype=np.uint16)
+    alpha = np.zeros((8, 9), np.uint16)
+    alpha[2:6, 2:7] = 65535
+    upscaler = Upscaler(2, larger())
+    enlarged = upscaler.restore(Image(pixels, alpha)).image
+    assert enlarged.pixels.dtype == np.uint16 and enlarged.alpha is not None
+    opacity = imresize(alpha / 65535, 2).clip(0, 1)
+    np.testing.assert_allclose(enlarged.alpha / 65535, opacity, atol=1e-4)
+    hidden = pixels.copy()
+    hidden[alpha == 0] = 12345  # what does not show makes no difference
+    again = upscaler.restore(Image(hidden, alpha)).image
+    assert np.array_equal(again.pixels, enlarged.pixels)
+
+
+def test_upscalers_of_networks_that_enlarge_are_copied_and_take_tensors() -> None:
+    upscaler = Upscaler(4, larger(), settings=Settings(tile=16, exact=True))
+    x = torch.rand(2, 3, 20, 45)
+    expected = Upscaler(4, larger())(x)
+    for one in (upscaler, pickle.loads(pickle.dumps(upscaler))):
+        torch.testing.assert_close(one(x), expected, rtol=0, atol=1e-5)
+
+
+def test_noise_is_removed_first_if_asked() -> None:
+    noisy = degrade.add_noise(waves(40, 52) / 255, 15, 0, "waves").astype(np.float32)
+    plain, cleaned = (
+        Upscaler(2, larger(), denoise=denoise).restore(Image(noisy)) for denoise in (False, True)
+    )
+    assert "sigma" not in plain.facts and 10 < cleaned.facts["sigma"] < 20
+    before = Denoiser().restore(Image(noisy)).image
+    expected = Upscaler(2, larger()).restore(before).image.pixels
+    assert np.array_equal(cleaned.image.pixels, expected)
+
+
+def test_the_model_is_chosen_by_quality(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = [
+        ModelCard("sr-y", task="sr"),
+        ModelCard("sr-rgb", "nlrn-sr", "sr", 3),
+        ModelCard("sr-rgb-fast", "nlrn-sr", "sr", 3),
+    ]
+    monkeypatch.setattr(weights, "list_models", lambda: cards)
+    found = {quality: choose_upscaler(quality).model for quality in QUALITIES}
+    assert found == {"fast": "sr-rgb-fast", "balanced": "sr-rgb", "best": "sr-y"}
+    monkeypatch.setattr(weights, "list_models", lambda: cards[:1])
+    assert {choose_upscaler(quality).model for quality in QUALITIES} == {"sr-y"}
+    with pytest.raises(ValueError, match="quality chooses a model"):
+        Upscaler(2, larger(), quality="best")
+
+
+def test_a_network_that_enlarges_is_no_denoiser() -> None:
+    with pytest.raises(ValueError, match="a model for super-resolution, not for denoising"):
+        Denoiser(larger())

@@ -21,7 +21,7 @@ from nlrn.degrade import imresize, rgb2gray
 from nlrn.images import Image
 from nlrn.inference import Engine
 from nlrn.models.nlrn import NLRN, NLRNConfig, random_network
-from nlrn.restoration import Upscaler, upscaler
+from nlrn.restoration import Upscaler, resize
 from nlrn.weights import ModelCard
 
 # Patches of a ColorChecker in sRGB, row by row.
@@ -166,9 +166,9 @@ def test_hidden_pixels_take_the_colours_around_them() -> None:
     pixels[0, 0] = (0.2, 0.4, 0.6)
     weights = np.zeros((5, 6, 1), np.float32)
     weights[0, 0] = 0.5
-    continued = upscaler._continued(pixels, weights)
+    continued = resize.continued(pixels, weights)
     np.testing.assert_allclose(continued, np.broadcast_to(pixels[0, 0], (5, 6, 3)), rtol=1e-6)
-    assert not upscaler._continued(pixels, 0 * weights)[0, 0].any()  # nothing shows
+    assert not resize.continued(pixels, 0 * weights)[0, 0].any()  # nothing shows
 
 
 def test_values_far_beyond_one_are_said() -> None:

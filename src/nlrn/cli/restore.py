@@ -38,6 +38,13 @@ Model = Annotated[
         autocompletion=_models,
     ),
 ]
+Quality = Annotated[
+    str,
+    typer.Option(
+        help="Without --model: fast, balanced, or best, which is slow.",
+        autocompletion=lambda: ["fast", "balanced", "best"],
+    ),
+]
 Tile = Annotated[
     str,
     typer.Option(
@@ -82,13 +89,7 @@ def denoise(
         str, typer.Option(help="Added to the name of results beside their input.")
     ] = "_denoised",
     model: Model = None,
-    quality: Annotated[
-        str,
-        typer.Option(
-            help="Without --model: fast, balanced, or best, which is slow.",
-            autocompletion=lambda: ["fast", "balanced", "best"],
-        ),
-    ] = "balanced",
+    quality: Quality = "balanced",
     tile: Tile = "auto",
     exact: Exact = False,
     views: Views = 1,
@@ -137,6 +138,10 @@ def upscale(
         typer.Option(help="Added to the name of results beside their input; _x2 for scale 2."),
     ] = None,
     model: Model = None,
+    quality: Quality = "balanced",
+    denoise: Annotated[
+        bool, typer.Option("--denoise", help="Remove noise first, its level estimated.")
+    ] = False,
     tile: Tile = "auto",
     exact: Exact = False,
     views: Views = 1,
@@ -168,7 +173,9 @@ def upscale(
         from nlrn.restoration import Upscaler
 
         settings = _settings(side, exact, views, dtype, device)
-        upscaler = Upscaler(factor, model or "auto", settings=settings)
+        upscaler = Upscaler(
+            factor, model or "auto", quality=quality, denoise=denoise, settings=settings
+        )
         with Display(jobs, as_json, batch.unknown_files(inputs, recursive=recursive)) as show:
             batch.run(jobs, upscaler, files, show)
         show.exit()

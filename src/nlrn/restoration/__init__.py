@@ -99,6 +99,8 @@ def upscale(
     scale: float,
     *,
     model: Network | str | Path | None = ...,
+    quality: str = ...,
+    denoise: bool = ...,
     settings: Settings | None = ...,
     progress: Progress | None = ...,
 ) -> Pixels: ...
@@ -108,6 +110,8 @@ def upscale(
     scale: float,
     *,
     model: Network | str | Path | None = ...,
+    quality: str = ...,
+    denoise: bool = ...,
     settings: Settings | None = ...,
     progress: Progress | None = ...,
 ) -> np.ndarray: ...
@@ -116,6 +120,8 @@ def upscale(
     scale: float,
     *,
     model: Network | str | Path | None = None,
+    quality: str = "balanced",
+    denoise: bool = False,
     settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> Any:
@@ -125,15 +131,17 @@ def upscale(
         image: as `denoise` takes it.
         scale: more than 1, at most 4; the models were trained with 2, 3 and 4.
         model: a network, the name of a weight in the package, or a file; None takes the package's.
+        quality: of what is then taken: "fast", "balanced", or "best", which is slow.
+        denoise: whether noise is removed first, its level estimated.
         settings: tiles, views, precision, device.
         progress: called with (done, total) in equal units of work.
     """
     picture, settings = _taken(image), check_settings(settings)
     check_scale(scale)
     if model is None:
-        upscaler = _kept_upscaler(settings)
+        upscaler = _kept_upscaler(quality, denoise, settings)
     else:
-        upscaler = Upscaler(scale, model, settings=settings)
+        upscaler = Upscaler(scale, model, quality=quality, denoise=denoise, settings=settings)
     return as_array(upscaler.restore(picture, scale, progress=progress).image, image)
 
 
@@ -178,5 +186,5 @@ _kept_denoiser = lru_cache(maxsize=8)(make_denoiser)
 
 
 @lru_cache(maxsize=8)
-def _kept_upscaler(settings: Settings) -> Upscaler:
-    return Upscaler(settings=settings)
+def _kept_upscaler(quality: str, denoise: bool, settings: Settings) -> Upscaler:
+    return Upscaler(quality=quality, denoise=denoise, settings=settings)

@@ -12,6 +12,7 @@ QUALITIES = ("fast", "balanced", "best")
 # At sigma 22 the models of 15 (contrast x 0.68) and 25 (x 1.14) are equally good, hence three.
 GROWTH_COUNTS = 3
 ALL_VIEWS = 8
+COLOR = 3  # channels
 
 
 class Choice(NamedTuple):
@@ -38,10 +39,7 @@ def choose_denoiser(sigma: float, channels: int = 1, quality: str = "balanced") 
     universal = [c.name for c in cards if c.sigma_range is not None and c.channels == channels]
     if not universal or (quality == "best" and channels == 1):
         return Choice(_nearest_level(cards, sigma))
-    is_fast = [name.endswith("-fast") for name in universal]
-    wanted = quality == "fast"
-    name = universal[is_fast.index(wanted) if wanted in is_fast else 0]
-    return Choice(name, ALL_VIEWS if quality == "best" else 1)
+    return Choice(_of_speed(universal, quality), ALL_VIEWS if quality == "best" else 1)
 
 
 def _nearest_level(cards: list[ModelCard], sigma: float) -> str:
@@ -58,6 +56,16 @@ def _nearest_level(cards: list[ModelCard], sigma: float) -> str:
     return min(trained, key=distance)
 
 
-def choose_upscaler() -> str:
-    """Name of the package's model for super-resolution."""
-    return next(card.name for card in weights.list_models() if card.task == "sr")
+def choose_upscaler(quality: str = "balanced") -> Choice:
+    """The model for super-resolution: one that enlarges by itself, or the paper's for "best"."""
+    cards = [card for card in weights.list_models() if card.task == "sr"]
+    enlarging = [card.name for card in cards if card.channels == COLOR]
+    if not enlarging or quality == "best":
+        return Choice(next(card.name for card in cards if card.channels != COLOR))
+    return Choice(_of_speed(enlarging, quality))
+
+
+def _of_speed(names: list[str], quality: str) -> str:
+    """The first fast model for "fast", the first other one otherwise, if there are such."""
+    wanted = [name for name in names if name.endswith("-fast") == (quality == "fast")]
+    return (wanted or names)[0]

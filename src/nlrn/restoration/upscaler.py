@@ -1,8 +1,9 @@
-"""Enlarges images: luminance through the network, everything else by bicubic interpolation."""
+"""Enlarges images: networks that do it themselves, or luminance after bicubic interpolation."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
 from nlrn import images, models
 from nlrn.degrade import imresize
@@ -27,9 +29,12 @@ from nlrn.restoration.base import (
     check_image,
     is_flat,
     model_name,
+    to_planes,
     warn_of_range,
 )
-from nlrn.restoration.choice import choose_upscaler
+from nlrn.restoration.choice import check_quality, choose_upscaler
+from nlrn.restoration.denoiser import Denoiser
+from nlrn.restoration.resize import continued, resized
 
 AUTO = "auto"
 SMALLEST_FACTOR, LARGEST_FACTOR = 2, 4  # by which super-resolution was trained
@@ -37,6 +42,9 @@ SMALLEST_FACTOR, LARGEST_FACTOR = 2, 4  # by which super-resolution was trained
 LUMINANCE = np.array([65.481, 128.553, 24.966], np.float32) / 255
 LUMINANCE_OF_BLACK = np.float32(16 / 255)
 RGB_OF_LUMINANCE = np.float32(255 / 219)
+FLAT_REACH = 2  # pixels of the image around one that are the same where nothing is changed
+
+Enlarged = tuple[np.ndarray, np.ndarray | None]  # pixels and opacity, float32
 
 
 class Upscaler(nn.Module):
@@ -49,6 +57,8 @@ class Upscaler(nn.Module):
         scale: more than 1, at most 4; the models were trained with 2, 3 and 4.
         model: a name of the package (see `nlrn.list_models`), a file, or a network; "auto" takes
             the package's.
+        quality: of what "auto" takes: "fast", "balanced", or "best", which is slow.
+        denoise: whether noise is removed first, its level estimated: enlarged, it would stay.
         settings: tiles, views, precision, device.
     """
 
@@ -57,29 +67,46 @@ class Upscaler(nn.Module):
         scale: float = 2,
         model: str | Path | Network = AUTO,
         *,
+        quality: str = "balanced",
+        denoise: bool = False,
         settings: Settings | None = None,
     ) -> None:
         super().__init__()
         self.scale, self.settings = check_scale(scale), check_settings(settings)
         choose_device(self.settings.device)  # one that is not there is refused before any work
-        self.model = choose_upscaler() if model == AUTO else model_name(model)
+        self.model, views = model_name(model), self.settings.views
+        check_quality(quality)
+        if model == AUTO:
+            self.model, views = choose_upscaler(quality)
+        elif quality != "balanced":
+            raise ValueError("quality chooses a model: it means nothing beside one")
+        self._run_with = replace(self.settings, views=max(views, self.settings.views))
+        self.denoiser = Denoiser(quality=quality, settings=self.settings) if denoise else None
         self._given = isinstance(model, Network)
-        self._engine: Engine | None = None
+        self._engines: dict[int, Engine] = {}
         if isinstance(model, Network):
-            self._engine = Engine(_checked(model, self.model), self.settings)
+            self._add(_checked(model, self.model))
         elif model != AUTO:
             _ = self.engine  # a wrong name or file is refused here
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | ({} if self._given else {"_engine": None})
+        return self.__dict__ | ({} if self._given else {"_engines": {}})
 
     @property
     def engine(self) -> Engine:
-        """What runs the network."""
+        """What runs the network, for the smallest of its factors."""
+        return self._by_factor()[min(self._engines)]
+
+    def _by_factor(self) -> dict[int, Engine]:
+        """The engine for each factor of the network; one alone for those that do not enlarge."""
         mind_fork()
-        if self._engine is None:
-            self._engine = Engine(_checked(models.load(self.model), self.model), self.settings)
-        return self._engine
+        if not self._engines:
+            self._add(_checked(models.load(self.model), self.model))
+        return self._engines
+
+    def _add(self, network: Network) -> None:
+        for factor in network.factors or (1,):
+            self._engines[factor] = Engine(network.with_scale(factor), self._run_with)
 
     def restore(
         self,
@@ -91,11 +118,14 @@ class Upscaler(nn.Module):
     ) -> Restored:
         """The image enlarged; metadata stay.
 
-        All channels are enlarged by bicubic interpolation. Gray then goes through the network as it
-        is; of color the luminance does, and what the network changes in it is added to all three.
+        Networks that enlarge take the image as it is, to the next of their factors; the result is
+        shrunk to the scale. For the others all channels are enlarged by bicubic interpolation; gray
+        then goes through the network as it is, of color the luminance does, and what the network
+        changes in it is added to all three; below a factor of 2, to which it would give too much,
+        it is enlarged by 2 and shrunk.
+
         Where nothing varies nothing is changed: white stays white also at the edges, where the
-        network alone is off by a level or two. Below a factor of 2, to which the network would
-        give too much, it is enlarged by 2 and shrunk.
+        network alone is off by a level or two. Gray stays gray.
 
         Args:
             image: what to enlarge.
@@ -107,9 +137,45 @@ class Upscaler(nn.Module):
         facts = {"scale": scale, "model": self.model}
         check_image(image)
         warn_of_range(image)
-        pixels = images.to_float(image.pixels)
+        if self.denoiser is not None:
+            cleaned = self.denoiser.restore(image)
+            image, facts["sigma"] = cleaned.image, cleaned.facts["sigma"]
+        enlarges = bool(self.engine.network.factors)
+        enlarge = self._directly if enlarges else self._by_luminance
+        pixels, opacity = enlarge(image, scale, progress, announce)
+        size = (math.ceil(image.height * scale), math.ceil(image.width * scale))
+        if pixels.shape[:2] != size:
+            pixels, opacity = resized(pixels, opacity, size=size)
+        return Restored(_like(image, pixels, opacity), facts)
+
+    def _directly(
+        self, image: Image, scale: float, progress: Progress | None, announce: Announce | None
+    ) -> Enlarged:
+        """The image by the next larger factor that the network has, or its largest."""
+        engines = self._by_factor()
+        factor = min((f for f in engines if f >= scale), default=max(engines))
+        engine, colors = engines[factor], images.to_float(image.pixels)
+        opacity = None
+        if image.alpha is not None:
+            shown = images.to_float(image.alpha)
+            colors = continued(colors, shown if colors.ndim == 2 else shown[..., None])
+            opacity = imresize(shown, factor).astype(np.float32).clip(0, 1)
+        batch = torch.from_numpy(np.atleast_3d(colors)).permute(2, 0, 1)[None].contiguous()
+        is_gray = colors.ndim == 2 or bool((batch == batch[:, :1]).all())
+        planes = to_planes(batch[:, :1] if is_gray else batch, engine.network.in_channels)
+        announce_time(engine, (image.height, image.width), len(planes), announce)
+        flat = interpolate(is_flat(planes, FLAT_REACH).float(), scale_factor=factor) > 0
+        same = interpolate(planes, scale_factor=factor)
+        large = torch.where(flat, same, engine(planes, progress))
+        large = large.mean(1).expand(len(batch[0]), -1, -1) if is_gray else large.flatten(0, 1)
+        return large.permute(1, 2, 0).reshape(*large.shape[1:], *colors.shape[2:]).numpy(), opacity
+
+    def _by_luminance(
+        self, image: Image, scale: float, progress: Progress | None, announce: Announce | None
+    ) -> Enlarged:
+        """The image by the scale, at least by 2, through a network that does not enlarge."""
         factor = max(scale, SMALLEST_FACTOR)
-        large, alpha = _resized(pixels, image.alpha, factor)
+        large, opacity = resized(images.to_float(image.pixels), image.alpha, factor)
         is_gray = large.ndim == 2
         luminance = large if is_gray else large @ LUMINANCE + LUMINANCE_OF_BLACK
         announce_time(self.engine, (large.shape[0], large.shape[1]), 1, announce)
@@ -119,12 +185,7 @@ class Upscaler(nn.Module):
         if not is_gray:
             change = (result - luminance) * RGB_OF_LUMINANCE
             result = np.add(large, change[..., None], out=large)
-        enlarged = _like(image, result, alpha)
-        if scale < SMALLEST_FACTOR:
-            size = (math.ceil(image.height * scale), math.ceil(image.width * scale))
-            small, opacity = _resized(images.to_float(enlarged.pixels), enlarged.alpha, size=size)
-            enlarged = _like(image, small, opacity)
-        return Restored(enlarged, facts)
+        return result, opacity
 
     def forward(self, x: Tensor) -> Tensor:
         """Gray or RGB images [B, C, H, W] in [0, 1], enlarged, on x's device and in its dtype."""
@@ -148,57 +209,6 @@ def _like(image: Image, pixels: np.ndarray, opacity: np.ndarray | None) -> Image
     return image.with_pixels(images.from_float(pixels, dtype), alpha)
 
 
-def _resized(
-    pixels: np.ndarray,
-    alpha: np.ndarray | None,
-    scale: float | None = None,
-    size: tuple[int, int] | None = None,
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Pixels [H, W] or [H, W, 3] and opacity by bicubic interpolation, float32.
-
-    Color is weighted with its opacity, and what is hidden takes the colors of what shows around
-    it: neither the resize nor the network sees an edge there, so that no fringe is left.
-    """
-    if alpha is None:
-        return _bicubic(pixels, scale, size), None
-    opacity = images.to_float(alpha)
-    large_opacity = _bicubic(opacity, scale, size)  # overshoots at edges, as the weighted colors do
-    weights = opacity if pixels.ndim == 2 else opacity[..., None]
-    large_weights = large_opacity if pixels.ndim == 2 else large_opacity[..., None]
-    shown = _bicubic(pixels * weights, scale, size) / np.maximum(large_weights, 1e-3)
-    hidden = large_weights < 0.5 / 255
-    large = np.where(hidden, _bicubic(_continued(pixels, weights), scale, size), shown)
-    return large, large_opacity.clip(0, 1)
-
-
-def _continued(pixels: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Pixels of weight 0 replaced by the mean of those near them, the nearest that there are.
-
-    Means over ever larger blocks: a pixel takes that of the smallest block in which anything shows.
-    """
-    height, width = weights.shape[:2]
-    if height == width == 1:
-        return pixels
-    pad = [(0, height % 2), (0, width % 2)] + [(0, 0)] * (pixels.ndim - 2)
-
-    def blocks(values: np.ndarray) -> np.ndarray:
-        even = np.pad(values, pad)
-        return even[::2, ::2] + even[1::2, ::2] + even[::2, 1::2] + even[1::2, 1::2]
-
-    total = blocks(weights)
-    means = blocks(pixels * weights) / np.maximum(total, 1e-12)
-    coarse = _continued(means, total).repeat(2, axis=0).repeat(2, axis=1)
-    return np.where(weights > 0, pixels, coarse[:height, :width])
-
-
-def _bicubic(pixels: np.ndarray, scale: float | None, size: tuple[int, int] | None) -> np.ndarray:
-    """Resized one channel after the other: the resize works in float64."""
-    if pixels.ndim == 2:
-        return imresize(pixels, scale, size=size).astype(np.float32)
-    channels = np.moveaxis(pixels, 2, 0)
-    return np.stack([imresize(channel, scale, size=size) for channel in channels], axis=2)
-
-
 def check_scale(scale: float) -> float:
     """The factor as a float; raises unless images can be enlarged by it."""
     if isinstance(scale, bool) or not isinstance(scale, Real):
@@ -211,6 +221,6 @@ def check_scale(scale: float) -> float:
 def _checked(network: Network, name: str) -> Network:
     if network.card.task not in ("", "sr"):
         raise ValueError(f"{name}: a model for {network.card.task}, not for super-resolution")
-    if network.in_channels != 1:
+    if network.in_channels != 1 and not network.factors:
         raise ValueError(f"a network of {network.in_channels} channels takes no luminance")
     return network
