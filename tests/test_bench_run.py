@@ -13,12 +13,16 @@ import numpy as np
 import pytest
 from skimage.metrics import peak_signal_noise_ratio
 
-from nlrn import datasets, weights
+from nlrn import datasets, degrade, weights
 from nlrn.bench import report, run
 from nlrn.bench.methods import MethodOptions
 from nlrn.bench.tables import AUTO, TABLES
 from nlrn.degrade import imresize, rgb2gray
+from nlrn.images import Image
 from nlrn.inference import Settings
+from nlrn.models.nlrn_sr import SuperResolutionConfig, random_super_resolution
+from nlrn.restoration import Upscaler
+from nlrn.weights import ModelCard
 
 DATA = os.environ.get("NLRN_DATA")
 needs_images = pytest.mark.skipif(DATA is None, reason="NLRN_DATA names no folder of images")
@@ -41,7 +45,8 @@ def test_rows_are_right(small_root: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(weights, "manifest", dict)
     cells, notes = run.plan(SR, small_root, MethodOptions(), sets=["Set5"], levels=[3])
-    assert notes == ["NLRN at x3: no weight 'sr-y' yet"]
+    missing = {"NLRN": "sr-y", "sr-rgb-fast": "sr-rgb-fast", "sr-rgb": "sr-rgb"}
+    assert notes == [f"{method} at x3: no weight {name!r} yet" for method, name in missing.items()]
     row = run.run(cells, tmp_path / "rows")[0]
     truth, small = run.degraded_pair(
         "sr", datasets.read_image(cells[0].files[0]), 3, 0, Path("0.png")
@@ -241,3 +246,35 @@ def test_bicubic_on_set5_is_where_everyone_has_it(tmp_path: Path) -> None:
     found = report.means(run.run(cells, tmp_path))
     assert [mean.psnr for mean in found] == pytest.approx([33.66, 30.39, 28.42], abs=0.02)
     assert [mean.ssim for mean in found] == pytest.approx([0.9299, 0.8682, 0.8104], abs=0.001)
+
+
+@pytest.fixture
+def enlarging(tmp_path: Path) -> str:
+    file = tmp_path / "sr.safetensors"
+    config = SuperResolutionConfig(steps=2, channels=4, embed=2, window=5)
+    random_super_resolution(config).save_pretrained(file, ModelCard("sr", "nlrn-sr", "sr", 3))
+    return str(file)
+
+
+def test_models_for_color_get_color_and_are_judged_by_luminance(
+    enlarging: str, small_root: Path, tmp_path: Path
+) -> None:
+    options = MethodOptions(weight=enlarging, settings=Settings(device="cpu"))
+    rows = {}
+    for name in ("sr", "sr-color"):
+        table = TABLES[name]
+        cells, _ = run.plan(
+            table, small_root, options, sets=["Set5"], levels=[2], wanted=["sr-rgb"]
+        )
+        rows[name] = run.run(cells, tmp_path / name)[0]
+    cell = cells[0]
+    image = degrade.mod_crop(datasets.read_image(cell.files[0]), 2)
+    small = degrade.imresize(image, 0.5)
+    result = Upscaler(2, enlarging).restore(Image(small)).image.pixels
+    expected = run.score(result / 255, image, border=2)
+    assert rows["sr-color"].psnr == pytest.approx(expected[0], abs=0.05)
+    gray = [degrade.luminance(x) for x in (result, image)]
+    assert rows["sr"].psnr == pytest.approx(
+        run.score(gray[0] / 255, gray[1], border=2)[0], abs=0.05
+    )
+    assert rows["sr"].psnr != rows["sr-color"].psnr

@@ -141,7 +141,7 @@ def compact(table: Table, found: Sequence[Mean]) -> str:
         paper = {place: cells for place, cells in paper.items() if cells}
     rivals = [name for name in others if any(name in cells for cells in paper.values())]
     measured = [name for name in ran if any(m.method == name for m in own)]
-    columns = ["set", "scale" if table.task == "sr" else "sigma"]
+    columns = ["set", "scale" if table.is_sr else "sigma"]
     known = [name for name in ours if any(name in cells for cells in paper.values())]
     columns += [f"{name}, ours" for name in ours] + [f"{name}, paper" for name in known]
     columns += [f"{name}, here" for name in measured]

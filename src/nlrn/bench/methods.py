@@ -29,6 +29,7 @@ from nlrn.restoration.base import from_planes, to_planes
 
 Restorer = Callable[[np.ndarray, float], np.ndarray]
 PROTOCOLS = ("whole", "overlap")
+COLOR = 3  # channels
 
 
 class UnavailableError(ValueError):
@@ -103,6 +104,7 @@ BASELINES: dict[str, dict[str, Restorer]] = {
     "color": _COLOR,
     "camera": _COLOR,
     "sr": {"bicubic": bicubic},
+    "sr-color": {"bicubic": bicubic},
 }
 # Our own, for denoising: name -> that of `ClassicDenoiser`
 CLASSIC = {"NLM": "nlm", "LSSC": "lssc", "BM3D": "bm3d", "WNNM": "wnnm"}
@@ -110,6 +112,7 @@ CLASSIC = {"NLM": "nlm", "LSSC": "lssc", "BM3D": "bm3d", "WNNM": "wnnm"}
 NETWORKS = {
     "NLRN-by-channel": 1, "denoise-gray-fast": 1, "denoise-gray": 1,
     "denoise-rgb-fast": 1, "denoise-rgb": 1, "denoise-rgb-MV": 8,
+    "sr-rgb-fast": 1, "sr-rgb": 1,
     "NLRN": 1, "NLRN-MV": 8, "NLRN-400": 1, "NLRN-300": 1, "NLRN-300-MV": 8,
 }  # fmt: skip
 # Networks of the table of complexity under the name that they have elsewhere: with the same weight
@@ -155,6 +158,7 @@ class PreparedMethod:
         protocol: "whole", or "overlap" for a network that runs so.
         precision: of what runs in PyTorch; empty otherwise.
         device: where it runs.
+        in_color: whether it wants color where the table is about luminance.
     """
 
     restore: Restorer
@@ -162,11 +166,12 @@ class PreparedMethod:
     protocol: str = "whole"
     precision: str = ""
     device: str = "CPU"
+    in_color: bool = False
 
 
 def names(table: Table) -> list[str]:
     """The methods that can stand in a table."""
-    classic = CLASSIC if table.task != "sr" else ()
+    classic = () if table.is_sr else CLASSIC
     networks = (name for name in NETWORKS if name in table.weights)
     return [*BASELINES[table.task], *classic, *networks]
 
@@ -215,14 +220,16 @@ def prepare_network(
     label, settings = weight_label(name), replace(options.settings, views=views)
     check_no_leakage(name, image_set)
     is_whole = options.protocol == "whole"
-    if task != "sr":
+    in_color = False
+    if not task.startswith("sr"):
         denoiser = Denoiser(name, settings=settings)
         run = _whole(denoiser) if is_whole else _estimating(_denoised_patches(denoiser))
     else:
         upscaler = Upscaler(model=name, settings=settings)
+        in_color = upscaler.engine.network.in_channels == COLOR
         run = _whole(upscaler) if is_whole else _upscaled_patches(upscaler)
     device = _device_name(settings.device)
-    return PreparedMethod(run, label, options.protocol, settings.dtype, device)
+    return PreparedMethod(run, label, options.protocol, settings.dtype, device, in_color)
 
 
 def _whole(restoration: Denoiser | ClassicDenoiser | Upscaler) -> Restorer:

@@ -167,9 +167,9 @@ def render(table: Table, found: Sequence[Mean], *, everywhere: bool = False) -> 
         remarks.append(f"{OVER_BASE} (in the paper, above BM3D).")
     if any(mean.protocol == "overlap" for mean in own):
         remarks.append("overlap: patches of 45 pixels at stride 7, averaged.")
-    level_name = "scale" if table.task == "sr" else "sigma"
+    level_name = "scale" if table.is_sr else "sigma"
     columns = tuple(level_name if name == "level" else name for name in COLUMNS)
-    if table.task == "sr":
+    if table.is_sr:
         columns, lines = _without(columns, lines, "over BM3D")
     if not tables.is_of_paper(table.name):
         remarks += [f"{OVER_BASE}."] if any(line[6] for line in lines) else []

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from nlrn import atomic, datasets, degrade, metrics
+from nlrn import atomic, datasets, degrade, images, metrics
 from nlrn.bench import methods
 from nlrn.bench.methods import MethodOptions, PreparedMethod, UnavailableError
 from nlrn.bench.tables import Table
@@ -252,7 +252,8 @@ def _measure(cell: Cell, file: Path, seed: int) -> Row:
     if cell.set in datasets.PAIRS:
         clean, degraded = datasets.read_image(_reference(cell.set, file)), image / 255
     else:
-        clean, degraded = degraded_pair(cell.table.task, image, cell.level, seed, file)
+        task = "sr-color" if cell.prepared.in_color else cell.table.task
+        clean, degraded = degraded_pair(task, image, cell.level, seed, file)
     begun = time.perf_counter()
     try:
         restored = cell.prepared.restore(degraded, cell.level)
@@ -260,7 +261,9 @@ def _measure(cell: Cell, file: Path, seed: int) -> Row:
         where = f"{cell.method} on {cell.set}/{file.name}"
         raise ValueError(f"{where}: {one_line(error)}") from error
     seconds = time.perf_counter() - begun
-    psnr, ssim = score(restored, clean, border=cell.level if cell.table.task == "sr" else 0)
+    if cell.prepared.in_color and cell.table.task == "sr":
+        clean, restored = luminance(clean), luminance(images.from_float(restored, np.uint8))
+    psnr, ssim = score(restored, clean, border=cell.level if cell.table.is_sr else 0)
     return _row(cell, file, seed, round(psnr, 4), round(ssim, 6), round(seconds, 4))
 
 
@@ -290,7 +293,7 @@ def degraded_pair(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The clean image, uint8, and what a method is given, float on the [0, 1] scale.
 
-    Both are [H, W, 3] for "color", and [H, W] otherwise.
+    Both are [H, W, 3] for "color" and "sr-color" if the image is, and [H, W] otherwise.
     """
     if task == "color":
         return image, degrade.add_noise(image, level, seed, file.stem)
@@ -298,8 +301,15 @@ def degraded_pair(
         gray = image if image.ndim == 2 else degrade.rgb2gray(image)
         return gray, degrade.add_noise(gray, level, seed, file.stem)
     image = degrade.mod_crop(image, level)
-    luminance = image if image.ndim == 2 else degrade.luminance(image)
-    return luminance, degrade.imresize(luminance / 255, 1 / level)
+    if task == "sr-color":
+        return image, degrade.imresize(image, 1 / level) / 255
+    gray = luminance(image)
+    return gray, degrade.imresize(gray / 255, 1 / level)
+
+
+def luminance(image: np.ndarray) -> np.ndarray:
+    """Luminance of an 8-bit image; a gray one as it is."""
+    return image if image.ndim == 2 else degrade.luminance(image)
 
 
 def read_rows(files: Iterable[str | Path], *, missing_ok: bool = False) -> list[Row]:

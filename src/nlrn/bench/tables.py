@@ -30,7 +30,13 @@ _PROTOCOLS = {
     "sr": (
         "Luminance of the image cut to a multiple of the scale, shrunk by MATLAB's bicubic "
         "imresize without rounding; PSNR and SSIM of the result rounded to 0..255 without a border "
-        "of `scale` pixels, mean over the images."
+        "of `scale` pixels, mean over the images. Models for color get the color image shrunk to 8 "
+        "bits, as the papers after this one do it; the luminance of their result counts."
+    ),
+    "sr-color": (
+        "RGB images cut to a multiple of the scale, shrunk by MATLAB's bicubic imresize to 8 bits; "
+        "PSNR over the three channels together and SSIM averaged over them, of the result rounded "
+        "to 0..255 without a border of `scale` pixels, mean over the images."
     ),
 }
 
@@ -43,7 +49,8 @@ class Table:
         name: as `nlrn bench run` takes it.
         title: one line for people.
         task: "denoise" (gray) or "color", where a level is sigma on the 0..255 scale; "camera",
-            where it is what methods are told, or `AUTO`; "sr", where it is the scale.
+            where it is what methods are told, or `AUTO`; "sr" (luminance) or "sr-color", where it
+            is the scale.
         sets: image sets.
         levels: noise levels or scales.
         methods: those that run unless others are asked for.
@@ -68,12 +75,20 @@ class Table:
         """A level for people."""
         if value == AUTO:
             return "auto"
-        return f"x{value}" if self.task == "sr" else str(value)
+        return f"x{value}" if self.is_sr else str(value)
+
+    @property
+    def is_sr(self) -> bool:
+        """Whether it is about super-resolution."""
+        return self.task in ("sr", "sr-color")
 
 
 _BSD400 = {level: f"denoise-gray-s{level}" for level in (15, 25, 50)}
 _BSD300 = {30: "denoise-gray-s30", 50: "denoise-gray-s50-bsd300", 70: "denoise-gray-s70"}
-_SR = dict.fromkeys((2, 3, 4), "sr-y")
+_SR, _SR_RGB, _SR_FAST = (
+    dict.fromkeys((2, 3, 4), name) for name in ("sr-y", "sr-rgb", "sr-rgb-fast")
+)
+_SR_COLOR = {"NLRN": _SR, "sr-rgb-fast": _SR_FAST, "sr-rgb": _SR_RGB}
 # LSSC and WNNM can be asked for: on a CPU they take minutes for an image.
 _CLASSIC = ("noisy", "NLM-OpenCV", "NLM-skimage", "NLM", "BM3D-package", "BM3D")
 _FILTERS = ("noisy", "NLM-skimage", "bilateral-skimage", "BM3D-package", "BM3D")
@@ -103,7 +118,13 @@ TABLES = {
         Table(
             "sr", "Super-resolution, one model for all scales", "sr",
             sets=("Set5", "Set14", "BSD100", "Urban100"), levels=(2, 3, 4),
-            methods=("bicubic", "NLRN"), weights={"NLRN": _SR, "NLRN-MV": _SR},
+            methods=("bicubic", "NLRN", "sr-rgb-fast", "sr-rgb"),
+            weights=_SR_COLOR | {"NLRN-MV": _SR},
+        ),
+        Table(
+            "sr-color", "Super-resolution of color images", "sr-color",
+            sets=("Set5", "Set14", "BSD100", "Urban100"), levels=(2, 3, 4),
+            methods=("bicubic", *_SR_COLOR), weights=_SR_COLOR,
         ),
         Table(
             "complexity", "Size of the networks, and what they reach on Set12 at sigma 50",
