@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data/MANIFEST.json),)
 export NLRN_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test check browser test-gpu lint bench-cpu bench-classic bench-gpu clean
+.PHONY: demo test check docs browser test-gpu lint bench-cpu bench-classic bench-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -20,6 +20,10 @@ test: lint browser
 # A minute and a half on two cores: everything but the slow tests, a process for each core.
 check: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto
+
+# The documentation site, into site/; reads nothing from elsewhere.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # On a machine that has its own packages nothing is installed: make test-gpu PYTHON_GPU=python3
 test-gpu: $(if $(PYTHON_GPU),,$(STAMP))
@@ -59,4 +63,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis
