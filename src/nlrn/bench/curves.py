@@ -45,6 +45,55 @@ def svg(
     xs = [*x_ticks, *(x for x, _ in points)]
     across = _scale(min(xs), max(xs), LEFT + 12, WIDTH - RIGHT - 12)
     up = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
+    parts = _frame(title, (x_label, x_ticks, across), (y_label, y_ticks, up))
+    for x, low, high in spans:
+        parts.append(_line((across(x), up(low)), (across(x), up(high)), "#444", width=3))
+    for number, (name, each) in enumerate(series.items()):
+        parts += _curve([(across(x), up(y)) for x, y in each], COLORS[number % len(COLORS)])
+        if len(series) > 1:
+            parts += _legend(number, name)
+    return _picture(parts)
+
+
+def scatter(
+    title: str,
+    points: Mapping[str, Point],
+    *,
+    x_label: str,
+    x_ticks: Sequence[float],
+    y_label: str = "PSNR in dB",
+    ours: Sequence[str] = (),
+) -> str:
+    """Points with their names, the horizontal axis logarithmic.
+
+    Args:
+        title: stands above.
+        points: name -> (x, y).
+        x_label: of the horizontal axis.
+        x_ticks: numbers on it, which hold all points.
+        y_label: of the vertical one.
+        ours: names that are set off by color.
+    """
+    y_ticks = ticks(min(y for _, y in points.values()), max(y for _, y in points.values()))
+    along = _scale(math.log(x_ticks[0]), math.log(x_ticks[-1]), LEFT + 12, WIDTH - RIGHT - 60)
+    up = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
+    shown = {math.log(x): f"{x:g}" for x in x_ticks}
+    parts = _frame(title, (x_label, shown, along), (y_label, y_ticks, up))
+    for name, (x, y) in points.items():
+        color = COLORS[1] if name in ours else COLORS[0]
+        where = (along(math.log(x)), up(y))
+        parts.append(f'<circle cx="{where[0]:.1f}" cy="{where[1]:.1f}" r="4.5" fill="{color}"/>')
+        parts.append(_text(where[0] + 8, where[1] + 4, name, anchor="start"))
+    return _picture(parts)
+
+
+def _frame(
+    title: str,
+    horizontal: tuple[str, Mapping[float, str], Callable[[float], float]],
+    vertical: tuple[str, Sequence[float], Callable[[float], float]],
+) -> list[str]:
+    """Title and axes: each has a label, its ticks, and where a value lies."""
+    (x_label, x_ticks, across), (y_label, y_ticks, up) = horizontal, vertical
     digits = max(0, -math.floor(math.log10(y_ticks[1] - y_ticks[0]) + 1e-9))
     parts = [_text(WIDTH / 2, 20, title, size=15)]
     for y in y_ticks:
@@ -58,12 +107,10 @@ def svg(
     middle = (TOP + HEIGHT - BOTTOM) / 2
     turned = f' transform="rotate(-90 16 {middle:g})"'
     parts.append(_text(16, middle, y_label, more=turned))
-    for x, low, high in spans:
-        parts.append(_line((across(x), up(low)), (across(x), up(high)), "#444", width=3))
-    for number, (name, each) in enumerate(series.items()):
-        parts += _curve([(across(x), up(y)) for x, y in each], COLORS[number % len(COLORS)])
-        if len(series) > 1:
-            parts += _legend(number, name)
+    return parts
+
+
+def _picture(parts: Sequence[str]) -> str:
     box = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
     font = 'font-family="sans-serif" font-size="12"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {box} {font}>'
