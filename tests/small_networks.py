@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nlrn.inference import Engine, Settings, overlap
+from nlrn.models import Network
 from nlrn.models.nlrn import CONFIGS, NLRN, NLRNConfig, random_network
 from nlrn.progress import Progress
 
@@ -32,6 +33,19 @@ def strong_network(config: NLRNConfig = SMALL) -> NLRN:
         model.conv_out.weight, std=0.2, generator=torch.Generator().manual_seed(0)
     )
     return model
+
+
+def acting(network: Network, seed: int = 0) -> Network:
+    """The network with random numbers where it begins with zeros or ones, so that all parts act."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in network.state_dict().items():
+            if tensor.is_floating_point():
+                noise = torch.randn(tensor.shape, generator=generator)
+                is_last = tensor.ndim > 1 and not tensor.any()
+                tensor += noise.abs() * 0.1 if name.endswith("var") else noise * 0.05
+                tensor *= 0.5 if is_last else 1.0
+    return network.eval()
 
 
 def picture(*shape: int) -> Tensor:

@@ -8,8 +8,17 @@ from typing import Any
 from nlrn import weights
 from nlrn.models.base import AttentionLayout, Network, TrainingMode
 from nlrn.models.conditioning import Conditioned
+from nlrn.models.dncnn import DnCNN
+from nlrn.models.drcn import DRCN
+from nlrn.models.drrn import DRRN
+from nlrn.models.memnet import MemNet
+from nlrn.models.nlnet import NLNet
 from nlrn.models.nlrn import NLRN
 from nlrn.models.nlrn_residual import ResidualNLRN
+from nlrn.models.red import RED
+from nlrn.models.srcnn import SRCNN
+from nlrn.models.tnrd import TNRD
+from nlrn.models.vdsr import VDSR
 from nlrn.weights import ModelCard, WeightsError
 
 __all__ = [
@@ -23,9 +32,12 @@ __all__ = [
     "load",
 ]
 
+_DENOISING = (DnCNN, RED, MemNet, TNRD, NLNet)
+_SUPER_RESOLUTION = (SRCNN, VDSR, DRCN, DRRN)
 # By the name that a weight's card has for it.
 ARCHITECTURES: dict[str, type[Network]] = {
-    network.architecture: network for network in (NLRN, ResidualNLRN)
+    network.architecture: network
+    for network in (NLRN, ResidualNLRN, *_DENOISING, *_SUPER_RESOLUTION)
 }
 
 

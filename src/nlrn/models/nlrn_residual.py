@@ -58,6 +58,7 @@ class ResidualNLRN(Network):
     """
 
     architecture = "nlrn-residual"
+    paper = "none: grown here out of nlrn, for all noise levels"
     config_class = ResidualConfig
     config: ResidualConfig
     takes_noise_map = True
