@@ -22,6 +22,7 @@ STOREYS = [
     ["attention_maps"],
     ["batch", "bench", "training"],
     ["ablate", "web"],
+    ["equal"],
     ["cli"],
     ["__main__"],
 ]
