@@ -240,7 +240,7 @@ def measured(config: Config, root: Path, folder: Path, dtype: str) -> EqualRow:
         precision=mean.precision,
         validation_psnr=network.card.validation_psnr or math.nan,
         psnr=psnr,
-        parameters=network.counts()["parameters"],
+        parameters=sum(p.numel() for p in network.parameters()),
         flop_per_pixel=network.flop_per_pixel,
         cpu_seconds=round(_cpu_seconds(network), 4),
         gpu_milliseconds=_gpu_milliseconds(network) if torch.cuda.is_available() else None,

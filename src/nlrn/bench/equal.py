@@ -11,9 +11,13 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
+from nlrn import models
 from nlrn.bench import curves, tables
 from nlrn.bench.report import RenderedTable
 from nlrn.bench.run import write_json
@@ -44,6 +48,7 @@ class Comparison:
         task: "denoise" or "sr".
         networks: architecture -> the name that it has in the paper, in the paper's order.
         places: what is measured.
+        note: what is to be known of the paper's figures.
     """
 
     name: str
@@ -51,6 +56,7 @@ class Comparison:
     task: str
     networks: Mapping[str, str]
     places: tuple[Place, ...]
+    note: str = ""
 
     def level(self, value: int) -> str:
         """A level for people."""
@@ -68,6 +74,7 @@ COMPARISONS = {
                 Place("Set12", 50, ("complexity", "denoise-bsd400")),
                 Place("S14", 50, ("denoise-bsd300",)),
             ),
+            "The paper's TNRD and DnCNN were trained on 400 images; its RED averages eight views.",
         ),
         Comparison(
             "equal-sr", "Super-resolution networks after equal minutes", "sr",
@@ -227,6 +234,7 @@ def render(comparison: Comparison, found: EqualRows) -> RenderedTable:
     for place in comparison.places:
         lines += [_line(comparison, place, name, here.get(name)) for name in comparison.networks]
         remarks += _order(comparison, place, here)
+    remarks += [comparison.note] if comparison.note else []
     remarks.append(
         f"PSNR in dB of whole images. Work in MFLOP for a pixel; seconds on a CPU for {CPU_SIDE} x "
         f"{CPU_SIDE} pixels in float32, milliseconds on a GPU for {GPU_SIDE} x {GPU_SIDE} in "
@@ -247,14 +255,13 @@ def _line(
     paper = "-" if printed is None else f"{printed:.2f}"
     first = (place.set, comparison.level(place.level), comparison.networks[network])
     if row is None:
-        return (*first, "-", paper, *[""] * (len(COLUMNS) - 3))
+        return (*first, "-", paper, *_size(*size_of(network)), *[""] * (len(COLUMNS) - 5))
     gpu = row.gpu_milliseconds
     return (
         *first,
         f"{row.psnr[place.name]:.2f}" if place.name in row.psnr else "-",
         paper,
-        f"{row.parameters:,}",
-        f"{row.flop_per_pixel / 1e6:.2f}",
+        *_size(row.parameters, row.flop_per_pixel),
         f"{row.cpu_seconds:.2f}",
         "" if gpu is None else f"{gpu:.1f}",
         f"{row.steps:,}",
@@ -263,6 +270,18 @@ def _line(
         str(row.seed),
         f"{row.optimizer}, {row.precision}, {row.device}",
     )
+
+
+def _size(parameters: int, flop_per_pixel: float) -> tuple[str, str]:
+    return f"{parameters:,}", f"{flop_per_pixel / 1e6:.2f}"
+
+
+@cache
+def size_of(network: str) -> tuple[int, float]:
+    """Parameters and work for a pixel of an architecture in its full size."""
+    with torch.device("meta"):
+        made = models.build(network, {})
+    return sum(p.numel() for p in made.parameters()), made.flop_per_pixel
 
 
 def _order(comparison: Comparison, place: Place, here: Mapping[str, EqualRow]) -> list[str]:
