@@ -202,9 +202,7 @@ def test_trials_are_the_same_run_in_short() -> None:
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"unknown network 'vdsr'; in .*: denoise-dncnn, "
-    ):
+    with pytest.raises(ValueError, match=r"unknown network 'vdsr'; in .*: denoise-dncnn, "):
         equal.load(FOLDER, ["vdsr"])
     with pytest.raises(ValueError, match=r"unknown network 'x'; in .*: none"):
         equal.load(tmp_path, ["x"])

@@ -17,7 +17,7 @@ STOREYS = [
     ["degrade", "hardware", "metrics", "ops"],
     ["images", "weights"],
     ["classic", "datasets", "models", "noise"],
-    ["inference"],
+    ["convert", "inference"],
     ["restoration"],
     ["attention_maps"],
     ["batch", "bench", "training"],
