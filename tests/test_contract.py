@@ -83,7 +83,8 @@ def strong(name: str) -> Network:
 
 
 def test_every_architecture_is_in_the_loop() -> None:
-    assert {SMALL[name]().architecture for name in SMALL} == set(ARCHITECTURES)
+    enlarging = {name for name in ARCHITECTURES if models.build(name, {}).factors}
+    assert {SMALL[name]().architecture for name in SMALL} == set(ARCHITECTURES) - enlarging
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from nlrn.models import ARCHITECTURES, Network
 from nlrn.models.convolutional import NormReluConv
 from nlrn.models.diffusion import InfluenceFunctions, cosine_basis, pad, pad_transposed
 from nlrn.models.drcn import DRCN, DRCNConfig
+from nlrn.models.lapsrn import LapSRN, LapSRNConfig
 from nlrn.models.memnet import MemNet, MemNetConfig
 from nlrn.models.nlnet import NLNet, NLNetConfig
 from nlrn.models.tnrd import TNRD, TNRDConfig
@@ -38,6 +40,7 @@ def full_size(name: str) -> Network:
         ("srcnn", 57_184, 57, 3, 17),
         ("vdsr", 664_704, 665, 20, 41),
         ("drcn", 1_774_080, 1774, 20, 41),
+        ("lapsrn", 812_768, 813, 27, 37),
         ("drrn", 297_216, 297, 20, 41),
     ],
 )
@@ -214,6 +217,81 @@ def test_red_adds_every_second_layer_to_its_mirror() -> None:
         return d
 
     assert_same_with_gradients(network, slow, 2, 1, 5, 8)
+
+
+@pytest.mark.parametrize("scale", [2, 4])
+def test_lapsrn_doubles_level_by_level(scale: int) -> None:
+    made = LapSRN(LapSRNConfig(layers=2, channels=3))
+    acting(made)
+    network = made.with_scale(scale)
+    levels: Any = network.used_levels
+    assert made.factors == (2, 4) and made.scale == 4 and len(levels) == scale // 2
+
+    def leaky(x: Tensor) -> Tensor:
+        return torch.where(x > 0, x, 0.2 * x)
+
+    def slow(image: Tensor) -> Tensor:
+        features, result = leaky(by_pixel(image, made.extract.weight, bias_of(made.extract))), image
+        for level in levels:
+            for layer in level.layers:
+                features = leaky(by_pixel(features, layer.weight, layer.bias))
+            grown = transposed(features, level.enlarge.weight, first=0)
+            features = leaky(grown + level.enlarge.bias.view(-1, 1, 1))
+            detail = by_pixel(features, level.detail.weight, level.detail.bias)
+            result = transposed(result, level.enlarge_image.weight, first=1) + detail
+        return result
+
+    network.double()
+    for shape in ((2, 1, 4, 7), (1, 1, 1, 1)):
+        image = picture(*shape).double()
+        with torch.no_grad():
+            found = network(image)
+            assert found.shape == (*shape[:2], scale * shape[2], scale * shape[3])
+            torch.testing.assert_close(found, slow(image), rtol=0, atol=1e-10)
+            prepared = network.for_inference(torch.float64)(image)
+            torch.testing.assert_close(prepared, found, rtol=0, atol=1e-10)
+    with pytest.raises(ValueError, match="this network enlarges by 2, 4, got 3"):
+        made.with_scale(3)
+
+
+def bias_of(layer: Any) -> Tensor:
+    bias: Tensor = layer.bias
+    return bias
+
+
+def transposed(x: Tensor, weight: Tensor, *, first: int) -> Tensor:
+    """Every pixel [B, I, H, W] paints its weight [I, O, k, k] at stride 2; from `first` on."""
+    (batch, _, height, width), (_, outputs, size, _) = x.shape, weight.shape
+    painted = x.new_zeros(batch, outputs, 2 * height + size, 2 * width + size)
+    for row in range(height):
+        for column in range(width):
+            part = torch.einsum("bi,iokl->bokl", x[..., row, column], weight)
+            painted[..., 2 * row : 2 * row + size, 2 * column : 2 * column + size] += part
+    end = first + 2 * height, first + 2 * width
+    return painted[..., first : end[0], first : end[1]]
+
+
+def test_lapsrn_learns_looks_no_farther_than_its_halo_and_is_stored(tmp_path: Path) -> None:
+    made = LapSRN(LapSRNConfig(layers=2, channels=3)).double()
+    flat = torch.full((1, 1, 5, 6), 0.25).double()
+    with torch.no_grad():  # untrained it is bilinear: what is flat stays so inside
+        torch.testing.assert_close(made(flat)[..., 4:-4, 4:-4], flat.new_full((1, 1, 12, 16), 0.25))
+    acting(made)
+    for scale in made.factors:
+        network = made.with_scale(scale)
+        image = picture(1, 1, 1, network.halo + 9).double()
+        other = image.clone()
+        other[..., network.halo + 1 :] += 0.5
+        with torch.no_grad():
+            moved = (network(other) - network(image))[..., :scale]
+        torch.testing.assert_close(moved, torch.zeros_like(moved), rtol=0, atol=1e-13)
+        network(image).sum().backward()
+    assert all(p.grad is not None for p in made.parameters())
+    assert 0 < made.with_scale(2).flop_per_pixel < made.flop_per_pixel / 3
+    made.save_pretrained(tmp_path / "n.safetensors")
+    again = models.load(tmp_path / "n.safetensors")
+    assert again.factors == (2, 4)
+    torch.testing.assert_close(again(image), made(image))
 
 
 def test_bfloat16_leaves_the_image_as_it_is() -> None:

@@ -11,6 +11,7 @@ from nlrn.models.conditioning import Conditioned
 from nlrn.models.dncnn import DnCNN
 from nlrn.models.drcn import DRCN
 from nlrn.models.drrn import DRRN
+from nlrn.models.lapsrn import LapSRN
 from nlrn.models.memnet import MemNet
 from nlrn.models.nlnet import NLNet
 from nlrn.models.nlrn import NLRN
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 _DENOISING = (DnCNN, RED, MemNet, TNRD, NLNet)
-_SUPER_RESOLUTION = (SRCNN, VDSR, DRCN, DRRN)
+_SUPER_RESOLUTION = (SRCNN, VDSR, DRCN, LapSRN, DRRN)
 # By the name that a weight's card has for it.
 ARCHITECTURES: dict[str, type[Network]] = {
     network.architecture: network

@@ -69,6 +69,9 @@ class Network(nn.Module, ABC):
         steps: how often a pass reports progress.
         multiple: side in pixels of the cells in which it computes; tiles begin at multiples of it.
         takes_noise_map: whether the noise level is part of its input.
+        scale: how many times the sides of the result are those of the image; halo, multiple, work
+            and memory are counted in pixels of the image.
+        factors: the scales of `with_scale`; none where the result has the size of the image.
     """
 
     architecture: ClassVar[str]
@@ -79,6 +82,8 @@ class Network(nn.Module, ABC):
     steps: int = 1
     multiple: int = 1
     takes_noise_map: bool = False
+    scale: int = 1
+    factors: tuple[int, ...] = ()
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -159,6 +164,12 @@ class Network(nn.Module, ABC):
 
     def with_border(self, border: str) -> Self:
         """The same parameters with neighbourhoods that do something else at the image's edge."""
+        return self
+
+    def with_scale(self, scale: int) -> Self:
+        """The same parameters for another of its factors."""
+        if scale != self.scale:
+            raise ValueError(f"{self.architecture} does not enlarge by {scale}")
         return self
 
     @property

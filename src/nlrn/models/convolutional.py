@@ -11,7 +11,7 @@ import copy
 import functools
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nlrn.models.base import Network
 
+Layer = TypeVar("Layer", nn.Conv2d, nn.ConvTranspose2d)
 SIDE = 16  # of the image whose work is counted
 
 
@@ -35,6 +36,10 @@ class ConvolutionalNetwork(Network):
     def correction(self, image: Tensor) -> Tensor:
         """What is to be added to the image [B, C, H, W]."""
 
+    def basis(self, image: Tensor) -> Tensor:
+        """What it is added to: the image, or for networks that enlarge the image enlarged."""
+        return image
+
     @property
     @abstractmethod
     def depth(self) -> int:
@@ -47,7 +52,7 @@ class ConvolutionalNetwork(Network):
 
     def forward(self, image: Tensor) -> Tensor:
         """Image [B, C, H, W] in [0, 1] -> restored image."""
-        return image + self.correction(image)
+        return self.basis(image) + self.correction(image)
 
     def for_inference(
         self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
@@ -67,13 +72,14 @@ class ConvolutionalNetwork(Network):
     @property
     def flop_per_pixel(self) -> float:
         """Useful work for one pixel of the image: that of all convolutions."""
-        return _flop_per_pixel(type(self), self.config)
+        return _flop_per_pixel(type(self), self.config, self.scale)
 
     def memory(self, height: int, width: int, dtype: torch.dtype, device: torch.device) -> int:
         """Bytes that the prepared network takes at most."""
         itemsize = dtype.itemsize if self.computes_in_half else torch.float32.itemsize
         weights = sum(p.numel() for p in self.parameters()) * itemsize
-        return height * width * (self.held_channels * itemsize + 16 * self.in_channels) + weights
+        images = 16 * self.in_channels * self.scale**2
+        return height * width * (self.held_channels * itemsize + images) + 2 * weights
 
     def matrices(self) -> list[nn.Parameter]:
         """All weights of convolutions but those from and to the image, which are filters."""
@@ -95,35 +101,36 @@ class ConvolutionalNetwork(Network):
 
 
 class Prepared(nn.Module):
-    """A network for inference: the image stays as it is, the correction is computed in `dtype`."""
+    """A network for inference: only the correction is computed in `dtype`, what it corrects not."""
 
     def __init__(
         self, network: ConvolutionalNetwork, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__()
-        if not network.computes_in_half:
-            dtype = torch.promote_types(dtype, torch.float32)
-        self.dtype, self.device = dtype, device
-        copied = copy.deepcopy(network).requires_grad_(False).eval().to(device, dtype)
-        self.network = copied.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.exact = torch.promote_types(dtype, torch.float32)
+        self.dtype, self.device = dtype if network.computes_in_half else self.exact, device
+        low, exact = (copy.deepcopy(network).requires_grad_(False).eval() for _ in range(2))
+        low = low.to(device, self.dtype)
+        self.network = low.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.exact_network = exact.to(device, self.exact)
 
     @torch.inference_mode()
     def forward(self, image: Tensor, on_step: Callable[[], None] | None = None) -> Tensor:
         """Image [B, C, H, W] -> restored image, float32, on the image's device."""
-        given = image.to(self.device, self.dtype, memory_format=torch.channels_last)
-        correction = self.network.correction(given)
+        given = image.to(self.device, self.exact)
+        low = given.to(self.dtype, memory_format=torch.channels_last)
+        result = self.exact_network.basis(given) + self.network.correction(low)
         if on_step is not None:
             on_step()
-        exact = torch.promote_types(image.dtype, torch.float32)
-        return image.to(exact) + correction.to(image.device, exact)
+        return result.to(image.device)
 
 
 @functools.cache
-def _flop_per_pixel(network: type[ConvolutionalNetwork], config: Any) -> float:
+def _flop_per_pixel(network: type[ConvolutionalNetwork], config: Any, scale: int) -> float:
     """Counted on an image without content."""
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
         image = torch.empty(1, config.in_channels, SIDE, SIDE)
-        network(config).eval().correction(image)
+        network(config).with_scale(scale).eval()(image)
     return counter.get_total_flops() / SIDE**2
 
 
@@ -139,9 +146,9 @@ def last_convolution(inputs: int, outputs: int, size: int = 3) -> nn.Conv2d:
     return layer
 
 
-def he_(layer: nn.Conv2d) -> nn.Conv2d:
+def he_(layer: Layer) -> Layer:
     """The layer with weights drawn for ReLUs, and no bias."""
-    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    nn.init.normal_(layer.weight, std=(2 / (layer.in_channels * layer.kernel_size[0] ** 2)) ** 0.5)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer

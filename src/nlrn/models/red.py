@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nlrn.models.config_values import ConfigFromDict, check_positive
-from nlrn.models.convolutional import ConvolutionalNetwork, convolution
+from nlrn.models.convolutional import ConvolutionalNetwork, convolution, he_
 
 SKIP = 2  # layers between two skips
 
@@ -55,7 +55,9 @@ class RED(ConvolutionalNetwork):
         image, m, half = self.config.in_channels, self.config.channels, self.config.layers // 2
         widths = list(pairwise([image] + [m] * half))
         self.encoder = nn.ModuleList(convolution(a, b) for a, b in widths)
-        self.decoder = nn.ModuleList(_transposed(b, a) for a, b in reversed(widths))
+        self.decoder = nn.ModuleList(
+            he_(nn.ConvTranspose2d(b, a, 3, padding=1)) for a, b in reversed(widths)
+        )
         nn.init.zeros_(self.decoder[-1].weight)  # type: ignore[arg-type]
 
     def correction(self, image: Tensor) -> Tensor:
@@ -83,11 +85,3 @@ class RED(ConvolutionalNetwork):
     @property
     def held_channels(self) -> int:
         return (self.config.layers // 2 // SKIP + 3) * self.config.channels
-
-
-def _transposed(inputs: int, outputs: int) -> nn.ConvTranspose2d:
-    layer = nn.ConvTranspose2d(inputs, outputs, 3, padding=1)
-    nn.init.normal_(layer.weight, std=(2 / (9 * inputs)) ** 0.5)  # He et al. (2015)
-    assert layer.bias is not None
-    nn.init.zeros_(layer.bias)
-    return layer
