@@ -53,8 +53,12 @@ def load(folder: Path, names: Sequence[str] = ()) -> list[Config]:
 
 
 def budget_key(config: Config) -> str:
-    """What tells budgets apart: the data, pixels of a step and minutes."""
-    parts = [asdict(config.data), _pixels(config), _minutes(config)]
+    """What tells budgets apart: the data, pixels of a step and minutes.
+
+    Not the factors: what enlarges by itself may lack one.
+    """
+    data = {name: value for name, value in asdict(config.data).items() if name != "factors"}
+    parts = [data, _pixels(config), _minutes(config)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
