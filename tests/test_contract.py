@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_networks import acting
+from small_networks import RIVALS, rival
 from torch import Tensor, nn
 
 import nlrn
@@ -29,29 +29,10 @@ from nlrn.weights import ModelCard
 CPU = torch.device("cpu")
 TINY = NLRNConfig(steps=2, channels=8, embed=4, window=5)
 RESIDUAL = ResidualConfig(steps=4, channels=8, embed=4, window=5)
-# architecture -> a small shape of it
-RIVALS: dict[str, dict[str, int]] = {
-    "dncnn": {"layers": 4, "channels": 6},
-    "red": {"layers": 10, "channels": 6},
-    "memnet": {"blocks": 2, "recursions": 2, "channels": 6},
-    "tnrd": {"stages": 2, "size": 3},
-    "nlnet": {"stages": 2, "size": 3, "neighbors": 4, "reach": 2},
-    "srcnn": {"channels": 6, "channels2": 4},
-    "vdsr": {"layers": 4, "channels": 6},
-    "drcn": {"recursions": 3, "channels": 6},
-    "drrn": {"units": 2, "channels": 6},
-}
-
-
-def rival(name: str) -> Network:
-    """A small network of others in which every part acts."""
-    torch.manual_seed(0)
-    return acting(models.build(name, RIVALS[name]))
-
-
 # A small network of each architecture, in the variants that change its input.
 SMALL: dict[str, Callable[[], Network]] = {
     "nlrn": lambda: random_network(TINY),
+    **{name: functools.partial(rival, name) for name in RIVALS},
     "nlrn-rgb": lambda: random_network(replace(TINY, in_channels=3, out_channels=3)),
     "nlrn-map": lambda: random_network(replace(TINY, noise_map=True)),
     "nlrn-grid": lambda: random_network(
@@ -63,7 +44,6 @@ SMALL: dict[str, Callable[[], Network]] = {
     "residual-limit": lambda: random_residual(replace(RESIDUAL, embed_limit=0.5)),
     "residual-cells": lambda: random_residual(replace(RESIDUAL, cells=2, unshuffle=1)),
     "residual-plain": lambda: random_residual(replace(RESIDUAL, cells=4, non_local_every=0)),
-    **{name: functools.partial(rival, name) for name in RIVALS},
 }
 SIZES = [(1, 1), (7, 10), (24, 13)]
 
@@ -83,8 +63,8 @@ def strong(name: str) -> Network:
 
 
 def test_every_architecture_is_in_the_loop() -> None:
-    enlarging = {name for name in ARCHITECTURES if models.build(name, {}).factors}
-    assert {SMALL[name]().architecture for name in SMALL} == set(ARCHITECTURES) - enlarging
+    found = {SMALL[name]().architecture for name in SMALL}
+    assert set(ARCHITECTURES) - found == {"lapsrn"}  # which has its own tests in test_rivals
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -92,14 +72,15 @@ def test_every_architecture_is_in_the_loop() -> None:
 def test_networks_take_any_size_and_are_prepared_for_inference(
     name: str, size: tuple[int, int]
 ) -> None:
+    if size == (1, 1) and name in ("tnrd", "nlnet"):
+        pytest.skip("filters without mean leave a single pixel as it is")
     network = strong(name)
     image = random_images(2, network.in_channels, *size)
     given = network.input_for(image, torch.tensor([0.1, 0.2]))
     with torch.no_grad():
         expected = network.double()(given.double())
     assert expected.shape == (2, network.out_channels, *size)
-    has_detail = size != (1, 1) or name not in ("tnrd", "nlnet")  # whose filters have no mean
-    assert torch.equal(expected.float(), image) != has_detail
+    assert not torch.equal(expected.float(), image)
     seen: list[None] = []
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
         prepared = network.to(dtype).for_inference(dtype, CPU)

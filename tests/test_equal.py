@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_contract import RIVALS
+from small_networks import RIVALS
 from training_runs import make_root
 from typer.testing import CliRunner
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small_networks import acting, picture
+from small_networks import acting, picture, rival
 from torch import Tensor
 
 from nlrn import models
@@ -382,6 +382,16 @@ def test_tnrd_is_the_diffusion_of_its_paper(shape: tuple[int, ...]) -> None:
         return u / 255
 
     assert_same_with_gradients(network, slow, *shape, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("name", ["tnrd", "nlnet"])
+def test_filters_without_mean_leave_what_is_flat(name: str) -> None:
+    network = rival(name)
+    for shape in ((2, 1, 1, 1), (1, 1, 4, 7)):
+        flat = torch.full(shape, 0.4)
+        torch.testing.assert_close(network(flat), flat, rtol=0, atol=1e-5)
+        prepared = network.for_inference()(flat)
+        torch.testing.assert_close(prepared, flat, rtol=0, atol=1e-5)
 
 
 def brute_groups(image: Tensor, size: int, reach: int, neighbors: int) -> list[tuple[int, ...]]:

@@ -33,13 +33,13 @@ __all__ = [
     "load",
 ]
 
-_DENOISING = (DnCNN, RED, MemNet, TNRD, NLNet)
-_SUPER_RESOLUTION = (SRCNN, VDSR, DRCN, LapSRN, DRRN)
 # By the name that a weight's card has for it.
 ARCHITECTURES: dict[str, type[Network]] = {
-    network.architecture: network
-    for network in (NLRN, ResidualNLRN, *_DENOISING, *_SUPER_RESOLUTION)
+    network.architecture: network for network in (NLRN, ResidualNLRN)
 }
+# Those of others, that the paper compares with: for denoising, and for super-resolution.
+RIVALS = (DnCNN, RED, MemNet, TNRD, NLNet, SRCNN, VDSR, DRCN, LapSRN, DRRN)
+ARCHITECTURES |= {network.architecture: network for network in RIVALS}
 
 
 def build(architecture: str, config: dict[str, Any]) -> Network:
