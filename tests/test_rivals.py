@@ -301,7 +301,7 @@ def test_bfloat16_leaves_the_image_as_it_is() -> None:
 
 
 def test_the_cosines_are_orthonormal_and_without_mean() -> None:
-    basis = cosine_basis(5)
+    basis = cosine_basis(5, torch.float64, torch.device("cpu"))
     torch.testing.assert_close(basis @ basis.T, torch.eye(24).double())
     torch.testing.assert_close(basis.sum(1), torch.zeros(24).double())
 
@@ -350,7 +350,8 @@ def shifted(x: Tensor, dy: int, dx: int, margin: int) -> Tensor:
 
 def filters_of(stage: Any) -> Tensor:
     c, size = stage.filters.coefficients, stage.filters.size
-    return (c / c.norm(dim=1, keepdim=True) @ cosine_basis(size)).view(-1, size, size)
+    basis = cosine_basis(size, c.dtype, c.device)
+    return (c / c.norm(dim=1, keepdim=True) @ basis).view(-1, size, size)
 
 
 def act(network: Any) -> None:

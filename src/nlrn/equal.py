@@ -35,30 +35,37 @@ from nlrn.weights import LAST
 
 TRIAL_MINUTES = 0.5
 RATES = {"adam": (1e-3, 3e-4), "muon": (3e-3, 1e-3)}
+ABOUT = 0.05  # by which the pixels of a step may differ
 MUON = {"momentum": 0.95, "weight_decay": 0.03}
 
 
 def load(folder: Path, names: Sequence[str] = ()) -> list[Config]:
-    """The configs of a folder, or those of these names, all under one budget for each task."""
+    """The configs of a folder, or those of these names, all under one budget for each task.
+
+    A step has the same number of pixels in all of them, or nearly.
+    """
     files = {file.stem: file for file in sorted(folder.glob("*.toml"))}
     if missing := [name for name in names if name not in files]:
         known = ", ".join(files) or "none"
         raise ValueError(f"unknown network {missing[0]!r}; in {folder}: {known}")
     configs = [configuration.load(files[name]) for name in names or files]
-    for config in configs:
+    for config in map(_timed, configs):
         first = next(other for other in configs if other.data.task == config.data.task)
-        if budget_key(config) != budget_key(first):
-            raise ValueError(f"{config.name} and {first.name} have other images or minutes")
+        is_alike = math.isclose(_pixels(config), _pixels(first), rel_tol=ABOUT)
+        if budget_key(config) != budget_key(first) or not is_alike:
+            raise ValueError(
+                f"{config.name} and {first.name} have other images, patches or minutes"
+            )
     return configs
 
 
 def budget_key(config: Config) -> str:
-    """What tells budgets apart: the data, pixels of a step and minutes.
+    """What tells budgets apart: the data and the minutes.
 
-    Not the factors: what enlarges by itself may lack one.
+    Not the factors: a network that enlarges by itself may lack one.
     """
     data = {name: value for name, value in asdict(config.data).items() if name != "factors"}
-    parts = [data, _pixels(config), _minutes(config)]
+    parts = [data, _minutes(config)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -73,7 +80,7 @@ def in_words(config: Config) -> str:
     return (
         f"Each trained for {_minutes(config):g} minutes, from nothing, on {images} {what}, "
         f"in sizes {', '.join(f'{scale:g}' for scale in data.scales)}, {drawn}, "
-        f"{', '.join(map(str, _pixels(config)))} pixels in a step. Validation: "
+        f"about {round(_pixels(config), -3):,.0f} pixels in a step. Validation: "
         f"{data.validation_images} center crops of {data.crop} pixels of {data.validation}."
     )
 
@@ -82,9 +89,13 @@ def _minutes(config: Config) -> float:
     return round(sum(stage.minutes for stage in config.stages), 6)
 
 
-def _pixels(config: Config) -> list[int]:
-    """Pixels of the steps, all stages that have other ones."""
-    return sorted({stage.batch * stage.patch**2 for stage in config.stages})
+def _pixels(config: Config) -> float:
+    """Pixels of the results of a step, in the mean over the minutes."""
+    with torch.device("meta"):
+        factors = config.data.factors if config.network().factors else (1,)
+    enlarged = sum(factor**2 for factor in factors) / len(factors)
+    of_stages = (s.minutes * s.batch * s.patch**2 for s in config.stages)
+    return enlarged * sum(of_stages) / _minutes(config)
 
 
 class _Book:
@@ -142,11 +153,15 @@ def run(
     return book.found
 
 
-def _seeded(config: Config, seed: int) -> Config:
-    """The run with this seed; raises unless minutes say how long it is."""
+def _timed(config: Config) -> Config:
+    """The run as it is; raises unless minutes say how long it takes."""
     if not all(stage.minutes for stage in config.stages):
         raise ValueError(f"{config.name}: the stages of a budget must have minutes, got steps")
-    return replace(config, name=f"{config.name}-seed{seed}", seed=seed)
+    return config
+
+
+def _seeded(config: Config, seed: int) -> Config:
+    return replace(_timed(config), name=f"{config.name}-seed{seed}", seed=seed)
 
 
 def _without_row(configs: Sequence[Config], found: EqualRows) -> list[Config]:
@@ -245,16 +260,17 @@ def measured(config: Config, root: Path, folder: Path, dtype: str) -> EqualRow:
         validation_psnr=network.card.validation_psnr or math.nan,
         psnr=psnr,
         parameters=sum(p.numel() for p in network.parameters()),
-        flop_per_pixel=network.flop_per_pixel,
+        flop_per_pixel=network.flop_per_pixel / network.scale**2,
         cpu_seconds=round(_cpu_seconds(network), 4),
         gpu_milliseconds=_gpu_milliseconds(network) if torch.cuda.is_available() else None,
     )
 
 
 def _cpu_seconds(network: Network) -> float:
-    """The best of three passes over one image, float32."""
+    """The best of three passes to one image, float32."""
     prepared = network.for_inference(torch.float32, "cpu")
-    image, times = torch.rand(1, network.in_channels, CPU_SIDE, CPU_SIDE), []
+    side, times = CPU_SIDE // network.scale, []
+    image = torch.rand(1, network.in_channels, side, side)
     for _ in range(3):
         begun = time.perf_counter()
         prepared(image)
@@ -263,9 +279,10 @@ def _cpu_seconds(network: Network) -> float:
 
 
 def _gpu_milliseconds(network: Network) -> float:
-    """The mean of ten passes over one image after three others, bfloat16."""
+    """The mean of ten passes to one image after three others, bfloat16."""
     prepared = network.for_inference(torch.bfloat16, "cuda")
-    image = torch.rand(1, network.in_channels, GPU_SIDE, GPU_SIDE, device="cuda")
+    side = GPU_SIDE // network.scale
+    image = torch.rand(1, network.in_channels, side, side, device="cuda")
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for number in range(13):
         if number == 3:

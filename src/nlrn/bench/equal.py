@@ -78,8 +78,8 @@ COMPARISONS = {
         ),
         Comparison(
             "equal-sr", "Super-resolution networks after equal minutes", "sr",
-            {"srcnn": "SRCNN", "vdsr": "VDSR", "drcn": "DRCN", "drrn": "DRRN", "memnet": "MemNet",
-             "nlrn": "NLRN"},
+            {"srcnn": "SRCNN", "vdsr": "VDSR", "drcn": "DRCN", "lapsrn": "LapSRN", "drrn": "DRRN",
+             "memnet": "MemNet", "nlrn": "NLRN"},
             tuple(Place(name, x, ("sr",)) for name in ("Set5", "Set14") for x in (2, 3, 4)),
         ),
     )
@@ -103,7 +103,7 @@ class EqualRow:
         validation_psnr: of the averaged weights, mean over the crops.
         psnr: set and level -> mean over the images, whole.
         parameters: all of them.
-        flop_per_pixel: useful work.
+        flop_per_pixel: useful work for a pixel of the result.
         cpu_seconds: for an image of 256 x 256 in float32, the best of three.
         gpu_milliseconds: for one of 512 x 512 in bfloat16; None where there is no GPU.
     """
@@ -236,9 +236,9 @@ def render(comparison: Comparison, found: EqualRows) -> RenderedTable:
         remarks += _order(comparison, place, here)
     remarks += [comparison.note] if comparison.note else []
     remarks.append(
-        f"PSNR in dB of whole images. Work in MFLOP for a pixel; seconds on a CPU for {CPU_SIDE} x "
-        f"{CPU_SIDE} pixels in float32, milliseconds on a GPU for {GPU_SIDE} x {GPU_SIDE} in "
-        "bfloat16 (float32 for TNRD, NLNet and SRCNN)."
+        "PSNR in dB of whole images. Work in MFLOP for a pixel of the result; seconds on a CPU for "
+        f"{CPU_SIDE} x {CPU_SIDE} pixels in float32, milliseconds on a GPU for {GPU_SIDE} x "
+        f"{GPU_SIDE} in bfloat16 (float32 for TNRD, NLNet and SRCNN)."
     )
     level = "scale" if comparison.task == "sr" else "sigma"
     return RenderedTable(comparison.title, ("set", level, *COLUMNS), lines, remarks)
@@ -278,10 +278,10 @@ def _size(parameters: int, flop_per_pixel: float) -> tuple[str, str]:
 
 @cache
 def size_of(network: str) -> tuple[int, float]:
-    """Parameters and work for a pixel of an architecture in its full size."""
+    """Parameters of an architecture in its full size, and work for a pixel of the result."""
     with torch.device("meta"):
         made = models.build(network, {})
-    return sum(p.numel() for p in made.parameters()), made.flop_per_pixel
+    return sum(p.numel() for p in made.parameters()), made.flop_per_pixel / made.scale**2
 
 
 def _order(comparison: Comparison, place: Place, here: Mapping[str, EqualRow]) -> list[str]:

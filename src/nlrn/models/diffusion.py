@@ -33,18 +33,22 @@ class CosineFilters(nn.Module):
 
     def forward(self) -> Tensor:
         """The filters [N, 1, size, size]."""
-        basis = cosine_basis(self.size).to(self.coefficients)
-        return (F.normalize(self.coefficients) @ basis).view(-1, 1, self.size, self.size)
+        weights = self.coefficients
+        basis = cosine_basis(self.size, weights.dtype, weights.device)
+        return (F.normalize(weights) @ basis).view(-1, 1, self.size, self.size)
 
 
 @functools.cache
-def cosine_basis(size: int) -> Tensor:
-    """The orthonormal cosines of a size x size patch without the constant [size^2 - 1, size^2]."""
-    with torch.device("cpu"):
+def cosine_basis(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The orthonormal cosines of a size x size patch without the constant [size^2 - 1, size^2].
+
+    They are kept, for a CUDA graph cannot record how they come to the device.
+    """
+    with torch.inference_mode(False), torch.device("cpu"):  # what is kept is for training too
         place, frequency = torch.arange(size).double() + 0.5, torch.arange(size).double()
         line = torch.cos(math.pi / size * frequency[:, None] * place)
         line = line / line.norm(dim=1, keepdim=True)
-        return torch.kron(line, line)[1:]
+        return torch.kron(line, line)[1:].to(device, dtype)
 
 
 class InfluenceFunctions(nn.Module):
