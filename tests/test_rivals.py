@@ -294,6 +294,16 @@ def test_lapsrn_learns_looks_no_farther_than_its_halo_and_is_stored(tmp_path: Pa
     torch.testing.assert_close(again(image), made(image))
 
 
+@pytest.mark.parametrize("name", ["tnrd", "nlnet", "srcnn"])
+def test_what_is_too_fine_for_bfloat16_is_not_computed_in_it(name: str) -> None:
+    network, image = rival(name), picture(1, 1, 9, 14)
+    expected = network(image)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(network(image), expected)
+    prepared = network.for_inference(torch.bfloat16)(image)
+    torch.testing.assert_close(prepared, expected, rtol=0, atol=1e-5)
+
+
 def test_bfloat16_leaves_the_image_as_it_is() -> None:
     image = torch.tensor(np.linspace(0, 1, 40), dtype=torch.float32).view(1, 1, 5, 8)
     prepared = models.build("dncnn", {"layers": 3}).for_inference(torch.bfloat16)

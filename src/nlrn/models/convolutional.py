@@ -52,7 +52,10 @@ class ConvolutionalNetwork(Network):
 
     def forward(self, image: Tensor) -> Tensor:
         """Image [B, C, H, W] in [0, 1] -> restored image."""
-        return self.basis(image) + self.correction(image)
+        if self.computes_in_half:
+            return self.basis(image) + self.correction(image)
+        with torch.autocast(image.device.type, enabled=False):
+            return self.basis(image) + self.correction(image)
 
     def for_inference(
         self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
@@ -130,7 +133,8 @@ def _flop_per_pixel(network: type[ConvolutionalNetwork], config: Any, scale: int
     """Counted on an image without content."""
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
         image = torch.empty(1, config.in_channels, SIDE, SIDE)
-        network(config).with_scale(scale).eval()(image)
+        made = network(config).with_scale(scale).eval()
+        made.basis(image), made.correction(image)
     return counter.get_total_flops() / SIDE**2
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 # goes beyond the last, where nothing is left of the function.
 FINE, BEYOND = 128, 8
 INFLUENCE_FLOP = 20  # of reading one
+READING = 20  # numbers for a response that are in memory while it is read
 RELAXATION, DETAIL = 0.4, 50.0  # of the first step: how much it takes away, up to which response
 
 

@@ -133,7 +133,7 @@ class LapSRN(ConvolutionalNetwork):
     @property
     def held_channels(self) -> int:
         """For a pixel of the small image."""
-        return 3 * self.config.channels * self.scale**2
+        return 4 * self.config.channels * self.scale**2
 
     def repeated_modules(self) -> nn.ModuleList:
         return self.levels

@@ -107,7 +107,7 @@ class MemNet(ConvolutionalNetwork):
     @property
     def held_channels(self) -> int:
         # Memories and states, then joined and normed beside that.
-        return (3 * (self.config.blocks + self.config.recursions) + 3) * self.config.channels
+        return (4 * (self.config.blocks + self.config.recursions) + 3) * self.config.channels
 
     def repeated_modules(self) -> nn.ModuleList:
         return self.blocks

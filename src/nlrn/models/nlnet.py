@@ -12,6 +12,7 @@ from nlrn.models.config_values import ConfigFromDict, check_positive
 from nlrn.models.convolutional import ConvolutionalNetwork
 from nlrn.models.diffusion import (
     INFLUENCE_FLOP,
+    READING,
     CosineFilters,
     InfluenceFunctions,
     pad,
@@ -181,7 +182,7 @@ class NLNet(ConvolutionalNetwork):
     @property
     def held_channels(self) -> int:
         c = self.config
-        return 6 * c.size**2 + 6 * (2 * c.reach + 1 + c.neighbors)
+        return (READING + 3) * c.size**2 + 6 * (2 * c.reach + 1 + c.neighbors)
 
     def repeated_modules(self) -> nn.ModuleList:
         return self.stages

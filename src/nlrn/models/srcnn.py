@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from nlrn.models.config_values import ConfigFromDict, check_positive
@@ -60,13 +61,13 @@ class SRCNN(ConvolutionalNetwork):
             convolution(c.channels2, c.in_channels, third),
         )
 
-    def forward(self, image: Tensor) -> Tensor:
-        """Enlarged image [B, C, H, W] in [0, 1] -> sharp image."""
-        return self.layers(image)
+    def basis(self, image: Tensor) -> Tensor:
+        """Nothing: the image is computed."""
+        return torch.zeros_like(image)
 
     def correction(self, image: Tensor) -> Tensor:
-        """What is to be added to the image [B, C, H, W]."""
-        return self.layers(image) - image
+        """Enlarged image [B, C, H, W] in [0, 1] -> sharp image."""
+        return self.layers(image)
 
     @property
     def depth(self) -> int:

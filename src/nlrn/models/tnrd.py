@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nlrn.models.config_values import ConfigFromDict, check_positive
 from nlrn.models.convolutional import ConvolutionalNetwork
-from nlrn.models.diffusion import INFLUENCE_FLOP, CosineFilters, InfluenceFunctions, pad
+from nlrn.models.diffusion import INFLUENCE_FLOP, READING, CosineFilters, InfluenceFunctions, pad
 
 CENTERS, REACH = 63, 310.0  # Gaussians of an influence function, from -310 to 310
 
@@ -104,7 +104,7 @@ class TNRD(ConvolutionalNetwork):
 
     @property
     def held_channels(self) -> int:
-        return 5 * self.config.size**2
+        return READING * self.config.size**2
 
     def repeated_modules(self) -> nn.ModuleList:
         return self.stages
