@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nlrn import models
 from nlrn.inference import Engine, Settings, overlap
+from nlrn.models import Network
 from nlrn.models.nlrn import CONFIGS, NLRN, NLRNConfig, random_network
 from nlrn.progress import Progress
 
@@ -32,6 +34,39 @@ def strong_network(config: NLRNConfig = SMALL) -> NLRN:
         model.conv_out.weight, std=0.2, generator=torch.Generator().manual_seed(0)
     )
     return model
+
+
+# The networks of others: architecture -> a small shape of it
+RIVALS: dict[str, dict[str, int]] = {
+    "dncnn": {"layers": 4, "channels": 6},
+    "red": {"layers": 10, "channels": 6},
+    "memnet": {"blocks": 2, "recursions": 2, "channels": 6},
+    "tnrd": {"stages": 2, "size": 3},
+    "nlnet": {"stages": 2, "size": 3, "neighbors": 4, "reach": 2},
+    "srcnn": {"channels": 6, "channels2": 4},
+    "vdsr": {"layers": 4, "channels": 6},
+    "drcn": {"recursions": 3, "channels": 6},
+    "drrn": {"units": 2, "channels": 6},
+}
+
+
+def rival(name: str) -> Network:
+    """A small network of others in which every part acts."""
+    torch.manual_seed(0)
+    return acting(models.build(name, RIVALS[name]))
+
+
+def acting(network: Network, seed: int = 0) -> Network:
+    """The network with random numbers where it begins with zeros or ones, so that all parts act."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in network.state_dict().items():
+            if tensor.is_floating_point():
+                noise = torch.randn(tensor.shape, generator=generator)
+                is_last = tensor.ndim > 1 and not tensor.any()
+                tensor += noise.abs() * 0.1 if name.endswith("var") else noise * 0.05
+                tensor *= 0.5 if is_last else 1.0
+    return network.eval()
 
 
 def picture(*shape: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_networks import RIVALS, rival
 from torch import Tensor, nn
 
 import nlrn
@@ -33,6 +35,7 @@ ENLARGING = SuperResolutionConfig(steps=4, channels=8, embed=4, window=5, non_lo
 # A small network of each architecture, in the variants that change its input or its result.
 SMALL: dict[str, Callable[[], Network]] = {
     "nlrn": lambda: random_network(TINY),
+    **{name: functools.partial(rival, name) for name in RIVALS},
     "nlrn-rgb": lambda: random_network(replace(TINY, in_channels=3, out_channels=3)),
     "nlrn-map": lambda: random_network(replace(TINY, noise_map=True)),
     "nlrn-grid": lambda: random_network(
@@ -59,6 +62,8 @@ def random_images(*shape: int, seed: int = 0) -> Tensor:
 def strong(name: str) -> Network:
     """A network that changes something visibly."""
     network = SMALL[name]()
+    if name in RIVALS:
+        return network
     with torch.no_grad():
         last = network.tail if network.factors else network.conv_out
         last.weight.mul_(50)  # type: ignore[operator, union-attr]
@@ -66,7 +71,8 @@ def strong(name: str) -> Network:
 
 
 def test_every_architecture_is_in_the_loop() -> None:
-    assert {SMALL[name]().architecture for name in SMALL} == set(ARCHITECTURES)
+    found = {SMALL[name]().architecture for name in SMALL}
+    assert set(ARCHITECTURES) - found == {"lapsrn"}  # which has its own tests in test_rivals
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -74,6 +80,8 @@ def test_every_architecture_is_in_the_loop() -> None:
 def test_networks_take_any_size_and_are_prepared_for_inference(
     name: str, size: tuple[int, int]
 ) -> None:
+    if size == (1, 1) and name in ("tnrd", "nlnet"):
+        pytest.skip("filters without mean leave a single pixel as it is")
     network = strong(name)
     image = random_images(2, network.in_channels, *size)
     given = network.input_for(image, torch.tensor([0.1, 0.2]))

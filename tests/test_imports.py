@@ -17,11 +17,12 @@ STOREYS = [
     ["degrade", "hardware", "metrics", "ops"],
     ["images", "weights"],
     ["classic", "datasets", "models", "noise"],
-    ["inference"],
+    ["convert", "inference"],
     ["restoration"],
     ["attention_maps"],
     ["batch", "bench", "training"],
     ["ablate", "web"],
+    ["equal"],
     ["cli"],
     ["__main__"],
 ]

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,34 +104,61 @@ def ablate(
     """
     if not all(stage.steps for stage in schedule.stages):
         raise ValueError("the stages of a schedule must have steps, got minutes")
-    configs = {variant: config_for(schedule, variant, seed) for variant in variants}
-    key, begun, problems = schedule_key(schedule), time.monotonic(), []
+    key = schedule_key(schedule)
     found = ablations.read([file]) if file.exists() else AblationRows()
-    for variant, config in configs.items():
-        left = None
-        if time_budget_seconds is not None:
-            left = begun + time_budget_seconds - time.monotonic()
-        is_over = left is not None and left <= 0
-        if is_over or (key, variant, seed) in {row.key for row in found.rows}:
-            continue
-        folder, precision = out / config.name, "fp32" if variant in DENSE else dtype
-        try:
-            row = None
-            if _is_trained(config, root, folder, left):
-                row = _measure(config, variant, key, root, folder, precision)
-        except TrainingError as error:  # the others may do better
-            problems.append(f"{config.name}: {error}")
-            continue
-        if row is not None:
-            found = found.joined(AblationRows({key: in_words(schedule)}, (row,)))
-            ablations.write(file, found)
-    if problems:
-        raise ValueError("; ".join(problems))
+    known = {row.key for row in found.rows}
+    configs = {config_for(schedule, variant, seed): variant for variant in variants}
+
+    def measure(config: Config, folder: Path) -> None:
+        nonlocal found
+        variant = configs[config]
+        row = _measure(config, variant, key, root, folder, "fp32" if variant in DENSE else dtype)
+        found = found.joined(AblationRows({key: in_words(schedule)}, (row,)))
+        ablations.write(file, found)
+
+    wanted = [config for config, variant in configs.items() if (key, variant, seed) not in known]
+    train_each(wanted, measure, root, out, time_budget_seconds)
     return found
 
 
-def _is_trained(config: Config, root: Path, folder: Path, seconds: float | None) -> bool:
-    """Trains a variant, or goes on with it; whether all of its steps are done."""
+def train_each(
+    configs: Iterable[Config],
+    measure: Callable[[Config, Path], None],
+    root: Path,
+    out: Path,
+    time_budget_seconds: float | None,
+) -> None:
+    """Trains one run after the other until the time is over, and measures those that are done.
+
+    Args:
+        configs: of the runs; one that was stopped goes on.
+        measure: called with a run's config and folder when it is trained.
+        root: the data root.
+        out: folder for a folder of each run, by name.
+        time_budget_seconds: no training beyond it; measuring comes on top.
+
+    Raises:
+        ValueError: at the end, if a run could not go on.
+    """
+    begun, problems = time.monotonic(), []
+    for config in configs:
+        left = None
+        if time_budget_seconds is not None:
+            left = begun + time_budget_seconds - time.monotonic()
+            if left <= 0:
+                continue
+        folder = out / config.name
+        try:
+            if is_trained(config, root, folder, left):
+                measure(config, folder)
+        except TrainingError as error:  # the others may do better
+            problems.append(f"{config.name}: {error}")
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def is_trained(config: Config, root: Path, folder: Path, seconds: float | None) -> bool:
+    """Trains a run, or goes on with it; whether all of its stages are done."""
     training.run(
         config,
         resume=(folder / checkpoint.NAME).exists(),
@@ -139,8 +166,7 @@ def _is_trained(config: Config, root: Path, folder: Path, seconds: float | None)
         data_root=root,
         out=folder,
     )
-    wanted = sum(stage.steps for stage in config.stages)
-    return (folder / LAST).exists() and models.load(folder / LAST).card.steps == wanted
+    return (folder / LAST).exists() and checkpoint.is_finished(folder, config)
 
 
 def _measure(

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 560, 320
 LEFT, RIGHT, TOP, BOTTOM = 62, 36, 34, 48  # margins around the axes
-COLORS = ("#1f5fa8", "#c2410c", "#3f7d3a", "#7a3e9d")
+COLORS = ("#1f5fa8", "#c2410c", "#3f7d3a", "#7a3e9d", "#0f766e", "#a16207", "#be185d", "#475569")
 Point = tuple[float, float]
 Series = Mapping[str, Sequence[Point]]
 

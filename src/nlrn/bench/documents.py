@@ -10,15 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from nlrn import atomic, weights
-from nlrn.bench import ablations, methods, tables
+from nlrn.bench import ablations, equal, methods, tables
 from nlrn.bench.ablations import ABLATIONS, AblationRows
+from nlrn.bench.equal import COMPARISONS, EqualRows
 from nlrn.bench.report import Mean, difference, markdown, means, pair, render
 from nlrn.bench.run import Row, read_rows, write_json
 from nlrn.bench.tables import TABLES, Figures, Table
 
 ROWS = Path("docs") / "results"  # one file of rows for each table
-ABLATION_ROWS, IMAGES = ROWS / "ablation.json", Path("docs") / "images"
+ABLATION_ROWS, EQUAL_ROWS = ROWS / "ablation.json", ROWS / "equal.json"
+IMAGES = Path("docs") / "images"
 DOCUMENTS = (Path("README.md"), Path("docs") / "results.md")
+RIVALS_PAGE = Path("docs") / "rivals.md"
 # What the README shows: of the paper's other methods, of peers, and of what ran here.
 RIVALS = ("BM3D", "DnCNN", "MemNet")
 PEERS = (
@@ -26,17 +29,23 @@ PEERS = (
     "ADNet, published", "DRUNet, published", "GRL-T, published",
 )  # fmt: skip
 MEASURED = ("bicubic", "BM3D-package", "BM3D", "WNNM")
-NONE = AblationRows()
+NONE, NO_EQUALS = AblationRows(), EqualRows()
 _BLOCK = re.compile(r"(<!-- bench (\S+) (\S+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
 
-def write(rows: Sequence[Row], root: Path, trained: AblationRows = NONE) -> list[Path]:
+def write(
+    rows: Sequence[Row],
+    root: Path,
+    trained: AblationRows = NONE,
+    equals: EqualRows = NO_EQUALS,
+) -> list[Path]:
     """Adds rows to those behind the documents, and writes tables and curves in them anew.
 
     Args:
         rows: of tables.
         root: of the repository.
         trained: rows of ablations.
+        equals: rows of networks under equal budgets.
 
     Returns:
         The files that have changed.
@@ -50,9 +59,14 @@ def write(rows: Sequence[Row], root: Path, trained: AblationRows = NONE) -> list
     known |= {(row.table, row.key): row for row in rows}
     kept = current_rows(known.values())
     trained = stored_ablations(root).joined(trained)
+    equals = stored_equals(root).joined(equals)
     pictures = {root / IMAGES / f"{name}.svg": ablations.curve(a, trained)
                 for name, a in ABLATIONS.items()}  # fmt: skip
-    files = (*_row_files(root), root / ABLATION_ROWS, *pictures, *map(root.joinpath, DOCUMENTS))
+    pictures |= {root / IMAGES / f"{name}.svg": equal.plot(c, equals)
+                 for name, c in COMPARISONS.items()}  # fmt: skip
+    pages = [root / page for page in DOCUMENTS]
+    pages += [root / RIVALS_PAGE] if (root / RIVALS_PAGE).is_file() else []
+    files = (*_row_files(root), root / ABLATION_ROWS, root / EQUAL_ROWS, *pictures, *pages)
     before = {path: _content(path) for path in files}
     for name, file in zip(TABLES, _row_files(root), strict=True):
         if own := [row.to_json() for row in kept if row.table == name]:
@@ -61,13 +75,14 @@ def write(rows: Sequence[Row], root: Path, trained: AblationRows = NONE) -> list
             file.unlink(missing_ok=True)
     if trained.rows:
         ablations.write(root / ABLATION_ROWS, trained)
+    if equals.rows:
+        equal.write(root / EQUAL_ROWS, equals)
     for path, picture in pictures.items():
         if picture:
             path.parent.mkdir(exist_ok=True)
             atomic.write_text(path, picture)
-    for document in DOCUMENTS:
-        path = root / document
-        atomic.write_text(path, fill(path.read_text(encoding="utf-8"), kept, trained))
+    for path in pages:
+        atomic.write_text(path, fill(path.read_text(encoding="utf-8"), kept, trained, equals))
     return [path for path, content in before.items() if _content(path) != content]
 
 
@@ -89,6 +104,11 @@ def stored_ablations(root: Path) -> AblationRows:
     return ablations.read(path for path in [root / ABLATION_ROWS] if path.exists())
 
 
+def stored_equals(root: Path) -> EqualRows:
+    """The rows of equal budgets behind the documents."""
+    return equal.read(path for path in [root / EQUAL_ROWS] if path.exists())
+
+
 def current_rows(rows: Iterable[Row]) -> list[Row]:
     """Rows of the tables as they are now: a network's only with the weight in the package."""
     labels = {name: methods.weight_label(name) for name in weights.manifest()}
@@ -102,7 +122,12 @@ def _is_current(row: Row, labels: Mapping[str, str]) -> bool:
     return row.version == labels.get(table.weights[row.method].get(row.level, ""))
 
 
-def fill(document: str, rows: Sequence[Row], trained: AblationRows = NONE) -> str:
+def fill(
+    document: str,
+    rows: Sequence[Row],
+    trained: AblationRows = NONE,
+    equals: EqualRows = NO_EQUALS,
+) -> str:
     """The document with every table between its marks written anew."""
     found = means(rows)
 
@@ -112,6 +137,8 @@ def fill(document: str, rows: Sequence[Row], trained: AblationRows = NONE) -> st
             raise ValueError(f"a table in the documents is full or compact, not {form!r}")
         if name in ABLATIONS:
             return f"{start}{_ablation(name, trained)}{end}"
+        if name in COMPARISONS:
+            return f"{start}{_comparison(name, equals)}{end}"
         named = tables.find(name)
         full = form == "full"
         body = markdown(render(named, found, everywhere=True)) if full else compact(named, found)
@@ -123,10 +150,19 @@ def fill(document: str, rows: Sequence[Row], trained: AblationRows = NONE) -> st
 def _ablation(name: str, trained: AblationRows) -> str:
     """The table of an ablation, its curve below."""
     ablation = ABLATIONS[name]
-    text = markdown(ablations.render(ablation, trained))
-    if ablations.curve(ablation, trained):
-        text += f"\n![{ablation.title}]({IMAGES.name}/{name}.svg)\n"
-    return text
+    drawn = ablations.curve(ablation, trained)
+    return markdown(ablations.render(ablation, trained)) + _picture(drawn, ablation.title, name)
+
+
+def _comparison(name: str, equals: EqualRows) -> str:
+    """The table of networks under one budget, quality over work below."""
+    comparison = COMPARISONS[name]
+    drawn = equal.plot(comparison, equals)
+    return markdown(equal.render(comparison, equals)) + _picture(drawn, comparison.title, name)
+
+
+def _picture(drawn: str, title: str, name: str) -> str:
+    return f"\n![{title}]({IMAGES.name}/{name}.svg)\n" if drawn else ""
 
 
 def compact(table: Table, found: Sequence[Mean]) -> str:

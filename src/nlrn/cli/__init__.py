@@ -1,6 +1,6 @@
 """The command line. Commands are plain functions that call the library; they are listed here."""
 
-from nlrn.cli import ablations, bench, models, research, restore
+from nlrn.cli import ablations, bench, convert, equals, models, research, restore
 from nlrn.cli.entry import app, main
 
 __all__ = ["app", "main"]
@@ -13,16 +13,20 @@ for command in (
     models.web,
     models.info,
     models.models,
+    convert.convert,
     research.train,
 ):
     app.command()(command)
 app.add_typer(research.data_app, name="data")
 bench.bench_app.command()(ablations.ablate)
+bench.bench_app.command()(equals.equal)
 for show in (
     ablations.ablation_metric,
     ablations.ablation_variant,
     ablations.window,
     ablations.steps,
+    equals.equal_denoise,
+    equals.equal_sr,
 ):
     bench.bench_app.command()(show)
 app.add_typer(bench.bench_app, name="bench")

@@ -142,7 +142,7 @@ def docs(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Files of rows, of ablations too, to add to those in docs/results.",
+            help="Files of rows, of ablations and equal budgets too, to add to docs/results.",
             show_default=False,
         ),
     ] = None,
@@ -151,13 +151,14 @@ def docs(
     with errors_in_one_line():
         from pathlib import Path
 
-        from nlrn.bench import ablations, documents
+        from nlrn.bench import ablations, documents, equal
         from nlrn.bench import run as runs
 
         paths = [Path(file) for file in files or []]
         trained = [path for path in paths if ablations.is_file_of_rows(path)]
-        rows = runs.read_rows(path for path in paths if path not in trained)
-        changed = documents.write(rows, Path(), ablations.read(trained))
+        equals = [path for path in paths if equal.is_file_of_rows(path)]
+        rows = runs.read_rows(path for path in paths if path not in (*trained, *equals))
+        changed = documents.write(rows, Path(), ablations.read(trained), equal.read(equals))
     for path in changed:
         typer.echo(path)
 

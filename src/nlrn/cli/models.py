@@ -114,9 +114,15 @@ def info(
 
 
 def models(
+    architectures: Annotated[
+        bool, typer.Option("--architectures", help="List the networks, and their papers.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """The trained models in this package, and the configurations that nlrn info knows."""
+    if architectures:
+        _print_architectures(as_json)
+        return
     with errors_in_one_line():
         from nlrn.models import info as facts_about
 
@@ -130,3 +136,17 @@ def models(
     typer.echo("configurations (see nlrn info NAME):")
     for config in facts["configurations"]:
         typer.echo(f"  {config['name']:<22} {config['parameters']:>9,} parameters")
+
+
+def _print_architectures(as_json: bool) -> None:
+    with errors_in_one_line():
+        from nlrn.models import info as facts_about
+
+        found = facts_about.architectures()
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    for network in found:
+        work = f"{network['flop_per_pixel'] / 1e6:.2f} MFLOP/pixel"
+        size = f"{network['parameters']:>9,} parameters  {work:>18}"
+        typer.echo(f"{network['name']:<14} {size}  {network['paper']}")

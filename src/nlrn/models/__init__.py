@@ -8,9 +8,19 @@ from typing import Any
 from nlrn import weights
 from nlrn.models.base import AttentionLayout, Network, TrainingMode
 from nlrn.models.conditioning import Conditioned
+from nlrn.models.dncnn import DnCNN
+from nlrn.models.drcn import DRCN
+from nlrn.models.drrn import DRRN
+from nlrn.models.lapsrn import LapSRN
+from nlrn.models.memnet import MemNet
+from nlrn.models.nlnet import NLNet
 from nlrn.models.nlrn import NLRN
 from nlrn.models.nlrn_residual import ResidualNLRN
 from nlrn.models.nlrn_sr import SuperResolutionNLRN
+from nlrn.models.red import RED
+from nlrn.models.srcnn import SRCNN
+from nlrn.models.tnrd import TNRD
+from nlrn.models.vdsr import VDSR
 from nlrn.weights import ModelCard, WeightsError
 
 __all__ = [
@@ -28,6 +38,9 @@ __all__ = [
 ARCHITECTURES: dict[str, type[Network]] = {
     network.architecture: network for network in (NLRN, ResidualNLRN, SuperResolutionNLRN)
 }
+# Those of others, that the paper compares with: for denoising, and for super-resolution.
+RIVALS = (DnCNN, RED, MemNet, TNRD, NLNet, SRCNN, VDSR, DRCN, LapSRN, DRRN)
+ARCHITECTURES |= {network.architecture: network for network in RIVALS}
 
 
 def build(architecture: str, config: dict[str, Any]) -> Network:

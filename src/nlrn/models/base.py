@@ -62,6 +62,7 @@ class Network(nn.Module, ABC):
 
     Attributes:
         architecture: its key in `ARCHITECTURES`.
+        paper: where it was published.
         config_class: frozen dataclass with a classmethod `from_dict`.
         config: decides shape and arithmetic.
         card: what is known about its weights.
@@ -74,6 +75,7 @@ class Network(nn.Module, ABC):
     """
 
     architecture: ClassVar[str]
+    paper: ClassVar[str] = ""
     config_class: ClassVar[Any]
     config: Any
     card: ModelCard

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 Config = TypeVar("Config")
 
@@ -23,6 +23,15 @@ def config_from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
             wanted = known[name].__name__
             raise ValueError(f"config key {name!r} must be {wanted}, got {value!r}")
     return kind(**given)
+
+
+class ConfigFromDict:
+    """Gives a config the classmethod that files and the command line make it by."""
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The config with these fields; a field that does not exist is an error naming it."""
+        return config_from_dict(cls, values)
 
 
 def check_positive(config: Any, *names: str) -> None:

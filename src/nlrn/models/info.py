@@ -6,6 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nlrn import models, weights
 from nlrn.models.nlrn import CONFIGS, NLRN
 
@@ -15,10 +17,12 @@ def network(name: str) -> dict[str, Any]:
     if name in CONFIGS:
         model: models.Network = NLRN(CONFIGS[name])
         origin = "configuration, without weights"
+    elif name in models.ARCHITECTURES:
+        model, origin = models.build(name, {}), "architecture, without weights"
     elif name in weights.manifest() or Path(name).exists():
         model, origin = models.load(name), "trained weights"
     else:
-        known = ", ".join([*weights.manifest(), *CONFIGS])
+        known = ", ".join([*weights.manifest(), *CONFIGS, *models.ARCHITECTURES])
         raise ValueError(f"unknown network {name!r}; known: {known}, or a .safetensors file")
     work = model.flop_per_pixel
     return {
@@ -41,3 +45,20 @@ def everything() -> dict[str, list[dict[str, Any]]]:
     ]
     cards = [asdict(card) for card in weights.list_models()]
     return {"weights": cards, "configurations": configurations}
+
+
+def architectures() -> list[dict[str, Any]]:
+    """All networks in their full size, with the papers they come from."""
+    found = []
+    for name, network in models.ARCHITECTURES.items():
+        with torch.device("meta"):
+            model = models.build(name, {})
+        found.append(
+            {
+                "name": name,
+                "parameters": sum(p.numel() for p in model.parameters()),
+                "flop_per_pixel": model.flop_per_pixel,
+                "paper": network.paper,
+            }
+        )
+    return found

@@ -93,6 +93,7 @@ class NLRN(Network):
     """
 
     architecture = "nlrn"
+    paper = "Liu et al., Non-Local Recurrent Network for Image Restoration, NeurIPS 2018"
     config_class = NLRNConfig
     config: NLRNConfig
 

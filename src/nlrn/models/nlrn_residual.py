@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nlrn.models.base import noise_map_for
-from nlrn.models.config_values import check_positive, check_unshuffle, config_from_dict
+from nlrn.models.config_values import check_positive, check_unshuffle
 from nlrn.models.non_local import Attend, xavier_
 from nlrn.models.pixel_grid import from_grid, to_grid
 from nlrn.models.recurrence import Recurrence, RecurrenceConfig
@@ -36,11 +35,6 @@ class ResidualConfig(RecurrenceConfig):
         check_positive(self, "in_channels")
         check_unshuffle(self.unshuffle)
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> ResidualConfig:
-        """The config with these fields; a field that does not exist is an error naming it."""
-        return config_from_dict(cls, values)
-
 
 class ResidualNLRN(RecurrentNetwork):
     """A recurrent network for all noise levels: image and noise map in, restored image out.
@@ -50,6 +44,7 @@ class ResidualNLRN(RecurrentNetwork):
     """
 
     architecture = "nlrn-residual"
+    paper = "none: grown here out of nlrn, for all noise levels"
     config_class = ResidualConfig
     config: ResidualConfig
     takes_noise_map = True

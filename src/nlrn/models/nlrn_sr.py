@@ -6,14 +6,14 @@ import copy
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nlrn.models.bicubic import enlarge
-from nlrn.models.config_values import check_positive, config_from_dict
+from nlrn.models.config_values import check_positive
 from nlrn.models.non_local import Attend, xavier_
 from nlrn.models.recurrence import Recurrence, RecurrenceConfig
 from nlrn.models.recurrent import RecurrentNetwork, randomize
@@ -43,11 +43,6 @@ class SuperResolutionConfig(RecurrenceConfig):
             got = list(self.factors)
             raise ValueError(f"factors must be whole numbers of 2..{LARGEST_FACTOR}, got {got}")
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> SuperResolutionConfig:
-        """The config with these fields; a field that does not exist is an error naming it."""
-        return config_from_dict(cls, values)
-
 
 class SuperResolutionNLRN(RecurrentNetwork):
     """A recurrent network that enlarges: a small image in, a large one out.
@@ -60,6 +55,7 @@ class SuperResolutionNLRN(RecurrentNetwork):
     """
 
     architecture = "nlrn-sr"
+    paper = "none: grown here out of nlrn, to enlarge at the size of the input"
     config_class = SuperResolutionConfig
     config: SuperResolutionConfig
 

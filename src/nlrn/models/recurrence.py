@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nlrn.models.config_values import check_positive
+from nlrn.models.config_values import ConfigFromDict, check_positive
 from nlrn.models.non_local import Attend, NonLocal2d, xavier_
 from nlrn.models.shared_weights import OneForEachState
 from nlrn.ops import AttentionSpec, Correlation, correlation_bytes
@@ -27,7 +27,7 @@ FEATURE_MAPS = 12  # tensors of the size of a state that the network and its lib
 
 
 @dataclass(frozen=True)
-class RecurrenceConfig:
+class RecurrenceConfig(ConfigFromDict):
     """Everything that decides the shape of the recurrence.
 
     Attributes:

@@ -69,6 +69,12 @@ def restore(folder: Path, state: TrainState, config: Config) -> Progress:
     raise CheckpointError("nothing to resume: " + "; ".join(problems))
 
 
+def is_finished(folder: Path, config: Config) -> bool:
+    """Whether the run in a folder has done all stages of its config."""
+    _, metadata = read(folder / NAME)
+    return int(json.loads(metadata["progress"])["stage"]) >= len(config.stages)
+
+
 def _take_up_stages(
     progress: Progress, before: list[dict[str, Any]], stages: tuple[Stage, ...]
 ) -> None:
