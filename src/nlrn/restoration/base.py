@@ -24,6 +24,7 @@ from nlrn.progress import Progress
 LARGEST_SIGMA = 255  # on the 0..255 scale: beyond it there is nothing to find
 FLOAT_RANGE_LIMIT = 16.0  # a float image with values beyond it is hardly on the [0, 1] scale
 TWELVE_BIT_MAX = 4095  # a 16-bit image with no larger value probably comes from 12 bits
+SAME = 1e-5  # by how much values may differ through rounding alone
 WORTH_MEASURING = 100_000  # pixels of work; fewer are done in a few seconds
 
 Announce = Callable[[float], None]  # called before long work with the seconds it may take
@@ -178,4 +179,4 @@ def is_flat(images: Tensor, reach: int) -> Tensor:
     side = 2 * reach + 1
     highest = max_pool2d(images, side, stride=1, padding=reach)
     lowest = -max_pool2d(-images, side, stride=1, padding=reach)
-    return highest - lowest < 1e-5
+    return highest - lowest < SAME
