@@ -20,7 +20,7 @@ STOREYS = [
     ["inference"],
     ["restoration"],
     ["attention_maps"],
-    ["batch", "bench", "training"],
+    ["batch", "bench", "export", "training"],
     ["ablate", "web"],
     ["cli"],
     ["__main__"],

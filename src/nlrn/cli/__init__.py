@@ -1,6 +1,6 @@
 """The command line. Commands are plain functions that call the library; they are listed here."""
 
-from nlrn.cli import ablations, bench, models, research, restore
+from nlrn.cli import ablations, bench, export, models, research, restore
 from nlrn.cli.entry import app, main
 
 __all__ = ["app", "main"]
@@ -13,6 +13,7 @@ for command in (
     models.web,
     models.info,
     models.models,
+    export.export,
     research.train,
 ):
     app.command()(command)

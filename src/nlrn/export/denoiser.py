@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nlrn.export.graph import Graph
-from nlrn.export.networks import FLOAT32, write_network
+from nlrn.export.networks import write_network
 from nlrn.models import Network
 from nlrn.models.conditioning import LARGEST_SCALE, SMOOTHING
 from nlrn.restoration.base import SAME
@@ -38,8 +38,8 @@ def write_denoiser(g: Graph, network: Network, image: str, sigma: str, dtype: np
     if not network.takes_noise_map:
         given = _for_one_level(g, network, planes, level)
     inner = g.at(dtype)
-    inputs = (g.cast(name, dtype) for name in (given.image, given.level))
-    restored = g.cast(write_network(inner, network, *inputs), FLOAT32)
+    inputs = (inner.from_exact(name) for name in (given.image, given.level))
+    restored = inner.to_exact(write_network(inner, network, *inputs))
     clean = g("Add", g("Div", g("Sub", restored, 0.5), given.scale), 0.5)
     removed = g("Sub", planes, clean)
     if not network.takes_noise_map:
@@ -53,7 +53,7 @@ def _to_planes(g: Graph, network: Network, image: str, sigma: str) -> tuple[str,
     """Images and levels as the network takes them: see `restoration.base.to_planes`."""
     if network.in_channels == 3:
         return g("Expand", image, [1, 3, 1, 1]), _level_of(g, network, image, sigma, 1)
-    batch, channels, height, width = (g.size(image, axis) for axis in range(4))
+    channels, height, width = (g.size(image, axis) for axis in (1, 2, 3))
     level = _level_of(g, network, image, sigma, channels)
     shape = g.shape(-1, 1, height, width)
     if not network.takes_noise_map:

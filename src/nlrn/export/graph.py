@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 17
 IR_VERSION = 8  # the one that came with opset 17: older runtimes read it too
-FLOAT = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.float16): TensorProto.FLOAT16}
+EXACT, HALF = np.dtype(np.float32), np.dtype(np.float16)
 Value = str | float | int | Sequence[int] | np.ndarray
 
 
@@ -23,7 +23,7 @@ class Graph:
     and lists of them as int64.
 
     Args:
-        dtype: precision of constants.
+        dtype: precision of constants, EXACT or HALF.
         outer: the graph around it, for the body of a loop; constants are kept there.
     """
 
@@ -78,25 +78,26 @@ class Graph:
         """0, 1, ... up to a length that is a list of one."""
         return self("Range", 0, self("Squeeze", length), 1)
 
-    def cast(self, value: str, dtype: np.dtype) -> str:
-        """The value in another precision."""
-        return self("Cast", value, to=FLOAT[np.dtype(dtype)])
+    def to_exact(self, value: str) -> str:
+        """What is in the precision of the graph, in float32."""
+        return value if self.dtype == EXACT else self("Cast", value, to=TensorProto.FLOAT)
 
-    def scan(self, body: Graph, inputs: Sequence[tuple[str, str]], outputs: Sequence[str]) -> list[str]:
+    def from_exact(self, value: str) -> str:
+        """What is in float32, in the precision of the graph."""
+        return value if self.dtype == EXACT else self("Cast", value, to=TensorProto.FLOAT16)
+
+    def scan(self, body: Graph, inputs: dict[str, str], outputs: Sequence[str]) -> list[str]:
         """Runs the body for each slice along the first axis, and stacks what it gives.
 
         Args:
             body: made with this graph as `outer`.
-            inputs: pairs of a tensor and the name of its slice in the body.
+            inputs: name of a slice in the body -> the tensor that it is of.
             outputs: names of results in the body.
         """
         # Types come from the tensors: only the names are declared.
-        slices = [_untyped(name) for _, name in inputs]
-        results = [_untyped(name) for name in outputs]
+        slices, results = (
+            [onnx.ValueInfoProto(name=n) for n in part] for part in (inputs, outputs)
+        )
         inside = helper.make_graph(body.nodes, self.name("body"), slices, results)
-        given = [tensor for tensor, _ in inputs]
-        return self.several("Scan", len(outputs), *given, body=inside, num_scan_inputs=len(given))
-
-
-def _untyped(name: str) -> onnx.ValueInfoProto:
-    return onnx.ValueInfoProto(name=name)
+        given = inputs.values()
+        return self.several("Scan", len(outputs), *given, body=inside, num_scan_inputs=len(inputs))

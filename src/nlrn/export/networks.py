@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from nlrn.export.graph import Graph
+from nlrn.export.graph import EXACT, HALF, Graph
 from nlrn.export.window import Window
 from nlrn.models import NLRN, Network, ResidualNLRN
 from nlrn.models.nlrn_inference import affine
 from nlrn.models.non_local import NonLocal2d
 from nlrn.models.pixel_grid import NOISE_SCALE
 from nlrn.models.recurrence import EPSILON
-
-FLOAT32 = np.dtype(np.float32)
 
 
 def write_network(graph: Graph, network: Network, image: str, level: str) -> str:
@@ -84,25 +82,28 @@ def _nlrn(g: Graph, network: Network, cells: str) -> str:
     """The paper's network; see `nlrn_inference` for what goes into what."""
     assert isinstance(network, NLRN)
     config = network.config
-    scale, shift = map(_map, affine(network.norm_in))
-    skip = _convolution(g, network.conv_in, g("Add", g("Mul", cells, scale), shift))
-    scale, shift = map(_map, affine(network.norm(0).non_local))
-    x = g("Relu", g("Add", g("Mul", skip, scale), shift))
+    scale, shift = _affine(network.norm_in)
+    skip = _convolution(g, network.conv_in, g("Add", g("Mul", cells, _map(scale)), _map(shift)))
+    scale, shift = _affine(network.norm(0).non_local)
+    x = g("Relu", g("Add", g("Mul", skip, _map(scale)), _map(shift)))
     states = _States(g, config.attention, [config.is_non_local(t) for t in range(config.steps)])
     for t in range(config.steps):
         cell, norms = network.cell(t), network.norm(t)
-        scale, shift = affine(norms.conv1)
+        scale, shift = _affine(norms.conv1)
         after = network.norm_out if t == config.steps - 1 else network.norm(t + 1).non_local
         kept = g("Mul", x, _map(scale))
         if config.is_non_local(t):
             assert cell.non_local is not None
-            embedded = states.embed(x, cell.non_local, _array(scale), _array(shift))
-            x = g("Add", states.attend(t, *embedded, propagate=config.propagate), kept)
+            query, key, value = states.embed(x, cell.non_local, scale, shift)
+            if g.dtype == HALF:  # far from zero, scores would be too far apart
+                key = _centered(g, key)
+            attended = states.attend(t, query, key, value, propagate=config.propagate)
+            x = g("Add", attended, kept)
         else:
             x = g("Add", kept, _map(shift))
-        x = g("Relu", _convolution(g, cell.conv1, x, *map(_array, affine(norms.conv2))))
-        scale, shift = affine(after)
-        x = _convolution(g, cell.conv2, x, _array(scale), _array(shift))
+        x = g("Relu", _convolution(g, cell.conv1, x, *_affine(norms.conv2)))
+        scale, shift = _affine(after)
+        x = _convolution(g, cell.conv2, x, scale, shift)
         x = g("Relu", g("Add", x, g("Mul", skip, _map(scale))))
     return _convolution(g, network.conv_out, x)
 
@@ -150,7 +151,7 @@ class _States:
         scale: np.ndarray | float = 1.0,
         shift: np.ndarray | float = 0.0,
     ) -> list[str]:
-        """Query, key and value [B, W, H, C] of features [B, C, H, W]; g with a scale and a shift."""
+        """Query, key and value [B, W, H, C] of features [B, C, H, W]; g is scaled and shifted."""
         g, self.channels = self.graph, module.g.out_channels
         if self.window is None:
             self.window = Window(g, x, self.spec)
@@ -162,7 +163,7 @@ class _States:
         factor[-self.channels :] *= scale
         biases = [_array(layer.bias) for layer in layers]
         biases.append(_array(module.g.bias) * scale + shift)
-        rows = g("MatMul", columns, g("Mul", weight.T, factor))
+        rows = g("MatMul", columns, _scaled(g, weight.T, factor))
         rows = g("Add", rows, np.concatenate(biases))
         parts = g.several("Split", len(sizes), rows, sizes, axis=-1)
         if not layers:
@@ -187,21 +188,25 @@ def _convolution(
     before: np.ndarray | None = None,
 ) -> str:
     """A 3 x 3 convolution, with a scale and a shift after it and a scale before it."""
-    weight, bias = g.constant(_array(layer.weight)), _array(layer.bias)
-    if scale is not None:
-        factor = scale[:, None, None, None]
-        weight = g("Mul", weight, factor if before is None else factor * before[:, None, None])
-        bias = bias * scale + shift
-    return g("Conv", x, weight, bias, pads=[1, 1, 1, 1])
+    weight, bias = _array(layer.weight), _array(layer.bias)
+    if scale is None:
+        return g("Conv", x, weight, bias, pads=[1, 1, 1, 1])
+    factor = scale[:, None, None, None] * (1.0 if before is None else before[:, None, None])
+    return g("Conv", x, _scaled(g, weight, factor), bias * scale + shift, pads=[1, 1, 1, 1])
+
+
+def _scaled(g: Graph, weight: np.ndarray, factor: np.ndarray) -> str:
+    """A weight times a factor: float32, which ONNX Runtime can multiply when it loads the file."""
+    exact = g.at(EXACT)
+    return g.from_exact(exact("Mul", g.to_exact(g.constant(weight)), factor))
 
 
 def _channel_norm(g: Graph, x: str) -> str:
     """`recurrence.channel_norm`, in float32."""
-    exact = g.at(FLOAT32)
-    x = g.cast(x, FLOAT32)
+    exact, x = g.at(EXACT), g.to_exact(x)
     square = exact("ReduceMean", exact("Mul", x, x), axes=[1])
     factor = exact("Reciprocal", exact("Sqrt", exact("Add", square, EPSILON)))
-    return g.cast(exact("Mul", x, factor), g.dtype)
+    return g.from_exact(exact("Mul", x, factor))
 
 
 def _limited(g: Graph, embedding: str, limit: float) -> str:
@@ -221,10 +226,15 @@ def _array(values: Tensor | None) -> np.ndarray:
     return values.detach().double().cpu().numpy()
 
 
-def _map(values: Tensor | np.ndarray) -> np.ndarray:
+def _affine(norm: nn.BatchNorm2d) -> tuple[np.ndarray, np.ndarray]:
+    """The scale and the shift [C] that a batch norm comes to."""
+    scale, shift = affine(norm)
+    return _array(scale), _array(shift)
+
+
+def _map(values: np.ndarray) -> np.ndarray:
     """Values of the channels [C] -> [1, C, 1, 1]."""
-    array = values if isinstance(values, np.ndarray) else _array(values)
-    return array.reshape(1, -1, 1, 1)
+    return values.reshape(1, -1, 1, 1)
 
 
 Writer = Callable[[Graph, Network, str], str]

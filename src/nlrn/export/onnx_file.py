@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
 from nlrn import __version__
 from nlrn.export.denoiser import write_denoiser
-from nlrn.export.graph import IR_VERSION, OPSET, Graph
-from nlrn.export.networks import FLOAT32
+from nlrn.export.graph import EXACT, HALF, IR_VERSION, OPSET, Graph
 from nlrn.models import Network
 
 
@@ -23,7 +21,7 @@ def build(network: Network, *, fp16: bool = False, one_input: bool = False) -> o
         fp16: whether weights and arithmetic are of half precision; inputs and output are not.
         one_input: image and noise map as the channels of one input [B, C + 1, H, W].
     """
-    graph, dtype = Graph(FLOAT32), np.dtype(np.float16) if fp16 else FLOAT32
+    graph = Graph(EXACT)
     channels = network.in_channels
     if one_input:
         inputs = [_tensor("input", "batch", channels + 1, "height", "width")]
@@ -36,10 +34,10 @@ def build(network: Network, *, fp16: bool = False, one_input: bool = False) -> o
         inputs = [_tensor("image", "batch", "channels", "height", "width"),
                   _tensor("sigma", "sigma_batch", 1, *sides)]  # fmt: skip
         image, sigma = "image", "sigma"
-    result = write_denoiser(graph, network, image, sigma, dtype)
-    graph.nodes.append(helper.make_node("Identity", [result], ["restored"]))
+    result = write_denoiser(graph, network, image, sigma, HALF if fp16 else EXACT)
+    graph.nodes.append(helper.make_node("Identity", [result], ["result"]))
     shown = channels if one_input else "channels"
-    output = _tensor("restored", "batch", shown, "height", "width")
+    output = _tensor("result", "batch", shown, "height", "width")
     constants = list(graph.constants.values())
     inside = helper.make_graph(graph.nodes, "nlrn", inputs, [output], constants)
     model = helper.make_model(inside, opset_imports=[helper.make_opsetid("", OPSET)])

@@ -2,8 +2,8 @@
 
 As in `nlrn.ops.blocked`, a block of 8 x 8 queries sees a square region of keys, and the scores stay
 in block order between the states. The loop runs over the rows of blocks of the image that is given,
-so that the graph has the same size for all images. Images stand column by column in it [B, W, H, C]:
-then the regions of a row of blocks are one gather of whole columns.
+so that the graph has the same size for all images. Images stand column by column [B, W, H, C]: then
+the regions of a row of blocks are one gather of whole columns.
 """
 
 from __future__ import annotations
@@ -67,19 +67,15 @@ class Window:
             channels: C.
             keep: whether the scores are wanted.
         """
-        g, body = self.graph, Graph(self.graph.dtype, self.graph)
-        one_query, one_y, one_prior = body.name("query"), body.name("y"), body.name("prior")
-        keys = self._seen(body, key, one_y)
-        scores = body("MatMul", one_query, body("Transpose", keys, perm=[0, 1, 3, 2]))
-        if prior is None:  # cols 1 K + Q K
-            one_prior_here = body("Add", one_prior, self._window_mask())
-            scores = body("Add", scores, one_prior_here)
-        else:
-            scores = body("Add", scores, one_prior)
+        body = Graph(self.graph.dtype, self.graph)
+        row, y, start = (body.name(word) for word in ("query", "y", "start"))
+        keys = body("Transpose", self._seen(body, key, y), perm=[0, 1, 3, 2])
+        before = start if prior else body("Add", start, self._window_mask())  # cols 1 K + Q K
+        scores = body("Add", body("MatMul", row, keys), before)  # B cols Q K
         weights = body("Softmax", scores, axis=-1)
-        out = body("MatMul", weights, self._seen(body, value, one_y))
-        inputs = [(self._to_blocks(query), one_query), (self.y, one_y), (prior or self.low, one_prior)]
-        results = g.scan(body, inputs, [out, scores] if keep else [out])
+        out = body("MatMul", weights, self._seen(body, value, y))
+        inputs = {row: self._to_blocks(query), y: self.y, start: prior or self.low}
+        results = self.graph.scan(body, inputs, [out, scores] if keep else [out])
         return self._from_blocks(results[0], channels), results[1] if keep else None
 
     def _seen(self, body: Graph, image: str, y: str) -> str:
@@ -109,6 +105,6 @@ class Window:
         g = self.graph
         split = g.shape(self.rows, self.batch, self.cols, BLOCK, BLOCK, channels)
         image = g("Transpose", g("Reshape", blocks, split), perm=[1, 5, 0, 4, 2, 3])
-        whole = g.shape(self.batch, channels, g("Mul", self.rows, BLOCK), g("Mul", self.cols, BLOCK))
-        image = g("Reshape", image, whole)
+        height, width = (g("Mul", blocks, BLOCK) for blocks in (self.rows, self.cols))
+        image = g("Reshape", image, g.shape(self.batch, channels, height, width))
         return g("Slice", image, [0, 0], g.shape(self.height, self.width), [2, 3])
