@@ -9,8 +9,8 @@ dependencies = ["torch", "numpy", "PIL", "tifffile", "imagecodecs", "safetensors
 if importlib.util.find_spec("nlrn") is None:  # what is installed comes first
     sys.path.insert(0, str(Path(__file__).parent / "src"))
 
-import nlrn
-from nlrn import models
+import nlrn  # noqa: E402
+from nlrn import models  # noqa: E402
 
 
 def denoiser(model: str = "auto", quality: str = "balanced") -> "nlrn.Denoiser":
@@ -29,5 +29,5 @@ def upscaler(scale: float = 2.0) -> "nlrn.Upscaler":
 
 
 def network(name: str) -> models.Network:
-    """The network of a trained model, for a model of one's own; `nlrn.list_models` has the names."""
+    """The network of a trained model; `nlrn.list_models` has the names."""
     return models.load(name)

@@ -50,9 +50,9 @@ def psnr(image: Tensor, truth: Tensor) -> float:
     return float(metrics.psnr(image, truth, border=0, quantize=True))
 
 
-def main(path: Path) -> tuple[float, float]:
+def main(path: Path, side: int = 176) -> tuple[float, float]:
     """Blurs a photograph, sharpens it, writes blurred, sharpened and original side by side."""
-    photograph = images.to_float(skimage.data.astronaut()[0:176, 140:316])
+    photograph = images.to_float(skimage.data.astronaut()[:side, 140 : 140 + side])
     truth = torch.from_numpy(photograph).permute(2, 0, 1)[None]  # B C H W
     transfer = gaussian(*truth.shape[-2:])
     blurred = torch.fft.irfft2(transfer * torch.fft.rfft2(truth), truth.shape[-2:])

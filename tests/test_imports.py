@@ -20,7 +20,7 @@ STOREYS = [
     ["inference"],
     ["restoration"],
     ["attention_maps"],
-    ["batch", "bench", "export", "training"],
+    ["batch", "bench", "export", "napari", "training"],
     ["ablate", "web"],
     ["cli"],
     ["__main__"],
