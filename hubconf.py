@@ -13,14 +13,14 @@ import nlrn  # noqa: E402
 from nlrn import models  # noqa: E402
 
 
-def denoiser(model: str = "auto", quality: str = "balanced") -> "nlrn.Denoiser":
+def denoiser(name: str = "auto", quality: str = "balanced") -> "nlrn.Denoiser":
     """A denoiser: `denoiser(x, sigma)` for batches [B, C, H, W] in [0, 1], sigma in their units.
 
     Args:
-        model: a name of the package, a file or a folder; "auto" chooses by the noise level.
+        name: a model of the package, a file or a folder; "auto" chooses by the noise level.
         quality: of what "auto" chooses: "fast", "balanced" or "best".
     """
-    return nlrn.Denoiser(model, quality=quality)
+    return nlrn.Denoiser(name, quality=quality)
 
 
 def upscaler(scale: float = 2.0) -> "nlrn.Upscaler":

@@ -29,7 +29,7 @@ def example(name: str) -> dict[str, Any]:
 
 
 def test_torch_hub_finds_the_entry_points() -> None:
-    denoiser = torch.hub.load(str(ROOT), "denoiser", model="denoise-gray-s25", source="local")
+    denoiser = torch.hub.load(str(ROOT), "denoiser", "denoise-gray-s25", source="local")
     assert isinstance(denoiser, nlrn.Denoiser) and denoiser.model == "denoise-gray-s25"
     network = torch.hub.load(str(ROOT), "network", "denoise-rgb", source="local")
     assert network.card.name == "denoise-rgb"

@@ -15,9 +15,10 @@ SIGMA = 0.1
 TOLERANCE, HALF_TOLERANCE = 1e-4, 2e-2
 
 
-def session(model: bytes) -> onnxruntime.InferenceSession:
-    """The model, ready to run on the CPU."""
+def session(model: bytes, threads: int = 0) -> onnxruntime.InferenceSession:
+    """The model, ready to run on the CPU; 0 threads is one for each core."""
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # cores are shared
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
