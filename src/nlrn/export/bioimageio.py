@@ -73,7 +73,7 @@ def _description(network: Network, files: dict[str, bytes]) -> dict[str, Any]:
         "description": card.description or "Removes noise from images",
         "authors": [author],
         "cite": [{"text": PAPER, "doi": DOI}],
-        "license": card.license or "MIT",
+        **({"license": card.license} if card.license else {}),
         "documentation": "README.md",
         "tags": ["denoising", "image-restoration", "2d"],
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -50,6 +50,9 @@ def build(network: Network, *, fp16: bool = False, one_input: bool = False) -> o
 def metadata(network: Network) -> dict[str, str]:
     """What a program has to know of the model, as text."""
     card = network.card
+    sigma = "standard deviation of the noise in the units of the image, [1, 1, 1, 1]"
+    if network.takes_noise_map:
+        sigma += " or a map [batch, 1, height, width]"
     return {
         "name": card.name,
         "license": card.license,
@@ -57,7 +60,7 @@ def metadata(network: Network) -> dict[str, str]:
         "halo": str(network.halo),
         "multiple": str(network.multiple),
         "image": "gray or RGB [batch, 1 or 3, height, width] in [0, 1]",
-        "sigma": "standard deviation of the noise in the units of the image",
+        "sigma": sigma,
     }
 
 
