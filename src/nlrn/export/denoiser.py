@@ -34,9 +34,8 @@ def write_denoiser(g: Graph, network: Network, image: str, sigma: str, dtype: np
         dtype: precision of the network.
     """
     planes, level = _to_planes(g, network, image, sigma)
-    given = _for_all_levels(g, network, planes, level)
-    if not network.takes_noise_map:
-        given = _for_one_level(g, network, planes, level)
+    condition = _for_all_levels if network.takes_noise_map else _for_one_level
+    given = condition(g, network, planes, level)
     inner = g.at(dtype)
     inputs = (inner.from_exact(name) for name in (given.image, given.level))
     restored = inner.to_exact(write_network(inner, network, *inputs))
