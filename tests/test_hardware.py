@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -116,3 +117,95 @@ def test_a_forked_process_does_not_hang(door: str) -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKED, door]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert found.returncode == 0, found.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("there", "chosen"),
+    [((), "cpu"), (("xpu",), "xpu"), (("mps", "xpu"), "mps"), (("cuda", "mps"), "cuda")],
+    ids=str,
+)
+def test_auto_takes_what_torch_has(
+    there: tuple[str, ...], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backends = {"cuda": torch.cuda, "mps": torch.backends.mps, "xpu": torch.xpu}
+    for name, backend in backends.items():
+        monkeypatch.setattr(backend, "is_available", lambda name=name: name in there)
+    assert choose_device("auto") == torch.device(chosen)
+
+
+@pytest.mark.skipif(torch.xpu.is_available(), reason="needs a machine without XPU")
+def test_xpu_that_is_missing_is_one_line() -> None:
+    with pytest.raises(ValueError, match="device 'xpu' cannot be used: "):
+        choose_device("xpu")
+
+
+def test_memory_of_other_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 100)
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 30)
+    assert hardware.free_memory(torch.device("mps")) == 70
+    monkeypatch.setattr(torch.xpu, "mem_get_info", lambda device: (50, 100))
+    monkeypatch.setattr(torch.xpu, "memory_reserved", lambda device: 20)
+    monkeypatch.setattr(torch.xpu, "memory_allocated", lambda device: 5)
+    assert hardware.free_memory(torch.device("xpu")) == 65
+    assert hardware.is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: ..."))
+
+
+NO_OPERATOR = NotImplementedError(
+    "The operator 'aten::im2col' is not currently implemented for the MPS device. If you want this "
+    "op to be considered for addition please comment on https://github.com/pytorch/pytorch/issues"
+)
+NO_FLOAT64 = TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't "
+                       "support float64. Please use float32 instead.")  # fmt: skip
+STAND_IN = "cpu:0"  # the CPU, but not the device that the package calls so
+
+
+@pytest.mark.parametrize(
+    ("error", "what"), [(NO_OPERATOR, "aten::im2col"), (NO_FLOAT64, "float64")], ids=["op", "type"]
+)
+def test_a_network_goes_to_the_cpu_where_an_operator_is_missing(
+    error: Exception, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from small_networks import picture, strong_network
+
+    from nlrn.inference import Engine, Settings
+    from nlrn.models.nlrn_inference import NLRNInference
+
+    network, image = strong_network(), picture(1, 1, 20, 31)
+    expected = Engine(network, Settings(device="cpu"))(image)
+    forward = NLRNInference.forward
+
+    def lacking(self: NLRNInference, *inputs: Any) -> torch.Tensor:
+        if self.device == torch.device(STAND_IN):
+            raise error
+        return forward(self, *inputs)
+
+    monkeypatch.setattr(NLRNInference, "forward", lacking)
+    engine = Engine(network, Settings(device=STAND_IN))
+    with pytest.warns(UserWarning, match=f"^cpu:0 has no {what}: computing on the CPU$"):
+        assert torch.equal(engine(image), expected)
+    assert torch.equal(engine(image), expected)  # and not a word: warnings are errors
+    timed = Engine(network, Settings(device=STAND_IN))
+    with pytest.warns(UserWarning, match="computing on the CPU"):
+        assert timed.seconds((20, 31)) > 0
+    with pytest.raises(type(error)):  # what is wrong on the CPU is wrong
+        monkeypatch.setattr(NLRNInference, "forward", lambda *_: (_ for _ in ()).throw(error))
+        Engine(network, Settings(device="cpu"))(image)
+
+
+def test_a_classic_method_goes_to_the_cpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nlrn.restoration import ClassicDenoiser, classic
+
+    method = classic.METHODS["nlm"]
+
+    def lacking(noisy: Any, sigma: float, *, device: torch.device, progress: Any = None) -> Any:
+        if device == torch.device(STAND_IN):
+            raise NO_OPERATOR
+        return method(noisy, sigma, device=device, progress=progress)
+
+    x = torch.rand(1, 1, 18, 25, generator=torch.Generator().manual_seed(0))
+    expected = ClassicDenoiser("nlm", device="cpu")(x, 0.1)
+    monkeypatch.setitem(classic.METHODS, "nlm", lacking)
+    denoiser = ClassicDenoiser("nlm", device=STAND_IN)
+    with pytest.warns(UserWarning, match="cpu:0 has no aten::im2col: computing on the CPU"):
+        assert torch.equal(denoiser(x, 0.1), expected)
+    assert torch.equal(denoiser(x, 0.1), expected)

@@ -20,7 +20,7 @@ STOREYS = [
     ["convert", "inference"],
     ["restoration"],
     ["attention_maps"],
-    ["batch", "bench", "training"],
+    ["batch", "bench", "export", "napari", "training"],
     ["ablate", "web"],
     ["equal"],
     ["cli"],

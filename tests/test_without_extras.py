@@ -13,7 +13,8 @@ TESTS = Path(__file__).parent
 PLUGIN = """
 import importlib.machinery
 
-ABSENT = {"bm3d", "cv2", "fastapi", "httpx", "hypothesis", "imagecodecs", "playwright",
+ABSENT = {"bioimageio", "bm3d", "cv2", "fastapi", "httpx", "hypothesis", "imagecodecs", "npe2",
+          "onnx", "onnxruntime", "playwright",
           "pydantic", "schemathesis", "starlette", "tensorboard", "uvicorn"}
 find = importlib.machinery.PathFinder.find_spec
 

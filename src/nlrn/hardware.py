@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from nlrn.errors import one_line, warn
 
+CPU = torch.device("cpu")
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt, from glibc's malloc.h
 _LARGEST_INT = 2**31 - 1
@@ -20,14 +22,15 @@ _process = os.getpid()  # whose threads torch has
 
 
 def choose_device(device: str | torch.device) -> torch.device:
-    """The device of this name; "auto" is CUDA, then Apple's MPS, then the CPU."""
+    """The device of this name; "auto" is CUDA, then Apple's MPS, Intel's XPU, the CPU."""
     if device == "auto":
-        has_mps = torch.backends.mps.is_available()
-        return torch.device("cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu")
+        backends = {"cuda": torch.cuda, "mps": torch.backends.mps, "xpu": torch.xpu}
+        there = (name for name, backend in backends.items() if backend.is_available())
+        return torch.device(next(there, "cpu"))
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        known = "auto, cpu, cuda, cuda:1, mps or the like"
+        known = "auto, cpu, cuda, cuda:1, mps, xpu or the like"
         raise ValueError(f"device must be {known}, got {device!r}") from error
     if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError("device 'mps' cannot be used: it is of Apple's computers, none is here")
@@ -63,6 +66,11 @@ def free_memory(device: torch.device) -> int:
         # What PyTorch holds for its next tensors is free too.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
+    if device.type == "xpu":
+        kept = torch.xpu.memory_reserved(device) - torch.xpu.memory_allocated(device)
+        return torch.xpu.mem_get_info(device)[0] + kept
+    if device.type == "mps":  # shared with the CPU
+        return max(0, torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         available = next(line for line in lines if line.startswith("MemAvailable"))
@@ -103,9 +111,46 @@ def _process_limit() -> int:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an error says that memory ran out; PyTorch's on a CPU have no class of their own."""
-    words = ("can't allocate memory", "std::bad_alloc", "could not create a memory object")
+    words = ("can't allocate memory", "std::bad_alloc", "could not create a memory object",
+             "backend out of memory")  # fmt: skip
     known = (MemoryError, torch.OutOfMemoryError)
     return isinstance(error, known) or any(word in str(error) for word in words)
+
+
+def give_back_memory(device: torch.device) -> None:
+    """Lets others have what PyTorch keeps for its next tensors on the device."""
+    if device.type in ("cuda", "mps", "xpu"):
+        getattr(torch, device.type).empty_cache()
+
+
+class Fallback:
+    """The CPU in place of devices that cannot do something: MPS and XPU lack some operators."""
+
+    def __init__(self) -> None:
+        self._unfit: set[torch.device] = set()
+
+    def device(self, wanted: torch.device) -> torch.device:
+        """The device, or the CPU once it was found to lack something."""
+        return CPU if wanted in self._unfit else wanted
+
+    def takes(self, error: Exception, device: torch.device) -> bool:
+        """Whether the error says that the device lacks something; then it is told, once."""
+        missing = _what_is_missing(error)
+        if missing is None or device == CPU:
+            return False
+        warn(f"{device} has no {missing}: computing on the CPU")
+        self._unfit.add(device)
+        return True
+
+
+def _what_is_missing(error: Exception) -> str | None:
+    """An operator such as aten::im2col, or a type; None for errors of another kind."""
+    if isinstance(error, TypeError) and "doesn't support float64" in str(error):
+        return "float64"
+    if not isinstance(error, NotImplementedError):
+        return None
+    found = re.search(r"aten::[\w.]+", str(error))
+    return found.group() if found else one_line(error, 60)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """The command line. Commands are plain functions that call the library; they are listed here."""
 
-from nlrn.cli import ablations, bench, convert, equals, models, research, restore
+from nlrn.cli import ablations, bench, convert, equals, export, models, research, restore
 from nlrn.cli.entry import app, main
 
 __all__ = ["app", "main"]
@@ -14,6 +14,7 @@ for command in (
     models.info,
     models.models,
     convert.convert,
+    export.export,
     research.train,
 ):
     app.command()(command)

@@ -31,7 +31,9 @@ def explain(
             help="Channel of a colour image that a gray model gets: 0 red, 1 green, 2 blue."
         ),
     ] = 1,
-    device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="Device: auto, cpu, cuda, cuda:1, mps or xpu.")
+    ] = "auto",
 ) -> None:
     """Draw where the network looks for one pixel: the weights of its neighbours, by state."""
     with errors_in_one_line():
@@ -65,7 +67,9 @@ def web(
         str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
-    device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="Device: auto, cpu, cuda, cuda:1, mps or xpu.")
+    ] = "auto",
     dtype: Annotated[
         str, typer.Option(help="Precision: fp32, or bf16, faster on recent hardware.")
     ] = "fp32",

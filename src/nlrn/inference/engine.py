@@ -14,8 +14,11 @@ from torch import Tensor, nn
 
 from nlrn.errors import warn
 from nlrn.hardware import (
+    CPU,
+    Fallback,
     choose_device,
     free_memory,
+    give_back_memory,
     is_out_of_memory,
     keep_freed_memory,
     mind_fork,
@@ -48,6 +51,7 @@ class Engine:
         self._plain: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
         self._plans: dict[tuple[torch.Size, torch.device], list[Tile]] = {}
         self._rates: dict[torch.device, float] = {}  # seconds for a pixel
+        self._fallback = Fallback()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_prepared": {}, "_plain": {}, "_plans": {}, "_rates": {}}
@@ -71,11 +75,13 @@ class Engine:
             try:
                 result = self._run(prepared, image, tiles, device, progress)
                 break
-            except (RuntimeError, MemoryError) as error:
+            except (RuntimeError, MemoryError, TypeError) as error:
+                if self._fallback.takes(error, device):
+                    return self(image, progress)
                 if not is_out_of_memory(error):
                     raise
-                if device.type == "cuda":
-                    torch.cuda.empty_cache()
+                if device.type != "cpu":
+                    give_back_memory(device)
                     self._plans.pop(key, None)
                 smaller = self._smaller_plan(tiles, key[0], device, budget)
                 if smaller is None:
@@ -109,8 +115,8 @@ class Engine:
         """Where an image is computed."""
         asked = self.settings.device
         if asked == "auto" and image is not None and image.device.type != "cpu":
-            return image.device
-        return choose_device(asked)
+            return self._fallback.device(image.device)
+        return self._fallback.device(choose_device(asked))
 
     def planned_pixels(self, size: tuple[int, int]) -> int:
         """How many pixels go through the network for an image of (H, W), in all of its views."""
@@ -131,8 +137,13 @@ class Engine:
         prepared = self.prepare(device, self.settings.precision)
         channels = self.network.in_channels + self.network.takes_noise_map
         sample = torch.rand(1, channels, side, side)
-        if device.type != "cpu":
-            prepared(sample)  # the first call compiles and loads
+        try:
+            if device != CPU:
+                prepared(sample)  # the first call compiles and loads
+        except (NotImplementedError, TypeError) as error:
+            if not self._fallback.takes(error, device):
+                raise
+            return self._seconds_per_pixel(CPU)
         start = time.perf_counter()
         prepared(sample)
         return (time.perf_counter() - start) / side**2

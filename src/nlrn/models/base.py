@@ -195,7 +195,7 @@ class Network(nn.Module, ABC):
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path) -> Self:
-        """The network of a weight in the package, or of a file that `save_pretrained` wrote."""
+        """The network of a weight in the package, or of what `save_pretrained` wrote."""
         weight = weights.load(name_or_path)
         if weight.card.architecture != cls.architecture:
             found = weight.card.architecture
@@ -217,7 +217,13 @@ class Network(nn.Module, ABC):
         return network.eval()
 
     def save_pretrained(self, path: str | Path, card: ModelCard | None = None) -> None:
-        """Writes weights, config and card into one safetensors file."""
+        """Writes weights, config and card into one safetensors file, or a folder.
+
+        Args:
+            path: the file; without an ending it is a folder, made if need be, as Hugging Face has
+                them: model.safetensors, config.json, README.md.
+            card: takes the place of the network's own.
+        """
         card = dataclasses.replace(card or self.card, architecture=self.architecture)
         weights.save(path, card, dataclasses.asdict(self.config), self.state_dict())
 

@@ -70,9 +70,9 @@ class NLRNInference(nn.Module):
         on_cuda = self._fused and self.device.type == "cuda"
         self._cudnn_relu = on_cuda and half and network.config.channels % 8 == 0
         with torch.no_grad():
-            self._image_scale, self._image_shift = map(self._on_map, _affine(network.norm_in))
+            self._image_scale, self._image_shift = map(self._on_map, affine(network.norm_in))
             self._in = self._convolution(network.conv_in.weight, network.conv_in.bias)
-            self._scale, self._shift = map(self._on_map, _affine(network.norm(0).non_local))
+            self._scale, self._shift = map(self._on_map, affine(network.norm(0).non_local))
             self._states = [self._fold(network, t) for t in range(network.config.steps)]
             self._out = self._convolution(network.conv_out.weight, network.conv_out.bias)
 
@@ -153,10 +153,10 @@ class NLRNInference(nn.Module):
 
     def _fold(self, network: NLRN, step: int) -> _State:
         cell, norms = network.cell(step), network.norm(step)
-        skip, skip_shift = _affine(norms.conv1)
-        scale2, shift2 = _affine(norms.conv2)
+        skip, skip_shift = affine(norms.conv1)
+        scale2, shift2 = affine(norms.conv2)
         last = step == network.config.steps - 1
-        scale, shift = _affine(network.norm_out if last else network.norm(step + 1).non_local)
+        scale, shift = affine(network.norm_out if last else network.norm(step + 1).non_local)
         module = cell.non_local if network.config.is_non_local(step) else None
         return _State(
             None if module is None else self._fold_module(module, skip, skip_shift),
@@ -191,7 +191,7 @@ class NLRNInference(nn.Module):
         return weight, bias.detach().to(self.device, self.dtype)
 
 
-def _affine(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+def affine(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     """The scale and the shift [C] that the batch norm comes to, in float64."""
     assert norm.running_mean is not None and norm.running_var is not None
     scale = norm.weight.double() / torch.sqrt(norm.running_var.double() + norm.eps)

@@ -24,6 +24,7 @@ from nlrn.progress import Progress
 LARGEST_SIGMA = 255  # on the 0..255 scale: beyond it there is nothing to find
 FLOAT_RANGE_LIMIT = 16.0  # a float image with values beyond it is hardly on the [0, 1] scale
 TWELVE_BIT_MAX = 4095  # a 16-bit image with no larger value probably comes from 12 bits
+SAME = 1e-5  # by how much values may differ through rounding alone
 WORTH_MEASURING = 100_000  # pixels of work; fewer are done in a few seconds
 
 Announce = Callable[[float], None]  # called before long work with the seconds it may take
@@ -143,6 +144,7 @@ def batch_levels(x: Tensor, sigma: float | Tensor | None) -> list[float]:
     if sigma is None:
         arrays = x.detach().float().permute(0, 2, 3, 1).cpu().numpy()  # B H W C
         return [check_level(estimate_sigma(array)) for array in arrays]
+    sigma = sigma.cpu() if isinstance(sigma, Tensor) else sigma  # not every device has float64
     given = torch.as_tensor(sigma, dtype=torch.float64).flatten().tolist()
     if len(given) not in (1, len(x)):
         raise ValueError(f"sigma must be a number or one for each of {len(x)}, got {len(given)}")
@@ -178,4 +180,4 @@ def is_flat(images: Tensor, reach: int) -> Tensor:
     side = 2 * reach + 1
     highest = max_pool2d(images, side, stride=1, padding=reach)
     lowest = -max_pool2d(-images, side, stride=1, padding=reach)
-    return highest - lowest < 1e-5
+    return highest - lowest < SAME

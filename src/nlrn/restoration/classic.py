@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nlrn import classic, images
-from nlrn.hardware import choose_device, free_memory
+from nlrn.hardware import Fallback, choose_device, free_memory
 from nlrn.images import Image
 from nlrn.inference.tiles import SMALLEST_TILE, cut, paste
 from nlrn.progress import Progress, part_of
@@ -67,6 +67,7 @@ class ClassicDenoiser(nn.Module):
         self.strength = check_strength(strength)
         choose_device(device)  # one that is not there is refused before any work
         self._rate: float | None = None  # seconds for a pixel
+        self._fallback = Fallback()
 
     def restore(
         self,
@@ -122,9 +123,9 @@ class ClassicDenoiser(nn.Module):
     ) -> np.ndarray:
         """The result for pixels [H, W] or [H, W, 3]: at once, or in tiles where memory is short."""
         height, width = noisy.shape[:2]
-        method, needed, budget = METHODS[self.method], MEMORY[self.method], free_memory(device) // 2
+        needed, budget = MEMORY[self.method], free_memory(device) // 2
         if height * width * needed <= budget:
-            return method(noisy, sigma, device=device, progress=progress)
+            return self._run(noisy, sigma, device, progress)
         halo = HALO[self.method]
         side = math.isqrt(budget // needed) - 2 * halo
         if side < SMALLEST_TILE:
@@ -137,16 +138,28 @@ class ClassicDenoiser(nn.Module):
         result = torch.zeros(math.prod(noisy.shape[2:]), height, width)
         for number, tile in enumerate(tiles):
             tell = part_of(progress, number, len(tiles))
-            part = method(noisy[tile.input], sigma, device=device, progress=tell)
+            part = self._run(noisy[tile.input], sigma, device, tell)
             paste(result, torch.from_numpy(np.atleast_3d(part)).permute(2, 0, 1), tile)
         return result.permute(1, 2, 0).reshape(noisy.shape).numpy()
+
+    def _run(
+        self, noisy: np.ndarray, sigma: float, device: torch.device, progress: Progress | None
+    ) -> np.ndarray:
+        """The method, on the CPU where the device cannot."""
+        device = self._fallback.device(device)
+        try:
+            return METHODS[self.method](noisy, sigma, device=device, progress=progress)
+        except (NotImplementedError, TypeError) as error:
+            if not self._fallback.takes(error, device):
+                raise
+            return self._run(noisy, sigma, device, progress)
 
     def _seconds(self, pixels: int, sigma: float) -> float:
         """How long so many pixels will take here, by the time of a small sample."""
         if self._rate is None:
             sample = np.random.default_rng(0).random((SAMPLE, SAMPLE), np.float32)
             begin = time.perf_counter()
-            METHODS[self.method](sample, sigma, device=choose_device(self.device))
+            self._run(sample, sigma, choose_device(self.device), None)
             self._rate = (time.perf_counter() - begin) / sample.size
         return self._rate * pixels
 

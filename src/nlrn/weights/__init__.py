@@ -24,6 +24,7 @@ __all__ = ["FORMAT", "ModelCard", "Published", "Weight", "WeightsError", "finger
            "list_models", "load", "manifest", "save"]  # fmt: skip
 FOLDER = files("nlrn.weights")
 BEST, LAST = "best.safetensors", "weights.safetensors"  # in the folder of a training run
+SHARED, CONFIG = "model.safetensors", "config.json"  # in a folder as Hugging Face has them
 FORMAT = "nlrn-1"  # raised when the keys of the tensors change
 
 
@@ -68,7 +69,8 @@ def list_models() -> list[ModelCard]:
 def load(name_or_path: str | Path) -> Weight:
     """Card, config and tensors of a weight in the package, checked by sha256, or of a file.
 
-    For the folder of a training run it is the best weights of the run.
+    For the folder of a training run it is the best weights of the run; one that `save` wrote, or
+    that was downloaded from Hugging Face, holds one.
     """
     name = str(name_or_path)
     return _decode(_read(name), manifest()[name].file if name in manifest() else name)
@@ -91,7 +93,7 @@ def _read(name: str) -> bytes:
         return content
     path = Path(name)
     if path.is_dir():
-        path = _of_run(path)
+        path = _in_folder(path)
     if not path.is_file():
         known = ", ".join(manifest())
         raise WeightsError(f"{name}: neither a file nor a model of the package ({known})")
@@ -101,12 +103,13 @@ def _read(name: str) -> bytes:
         raise WeightsError(f"{path}: {error.strerror}") from error
 
 
-def _of_run(folder: Path) -> Path:
-    """The weights in the folder of a training run."""
-    for name in (BEST, LAST):
+def _in_folder(folder: Path) -> Path:
+    """The weights in the folder of a training run, or in one for Hugging Face."""
+    for name in (BEST, LAST, SHARED):
         if (folder / name).is_file():
             return folder / name
-    raise WeightsError(f"{folder}: a folder without {BEST} or {LAST}, which training leaves there")
+    here = f"{BEST} or {LAST}, which training leaves there, and without {SHARED}"
+    raise WeightsError(f"{folder}: a folder without {here}")
 
 
 def _decode(content: bytes, name: str) -> Weight:
@@ -136,13 +139,24 @@ def _decode(content: bytes, name: str) -> Weight:
 def save(
     path: str | Path, card: ModelCard, config: dict[str, Any], tensors: dict[str, Tensor]
 ) -> None:
-    """Writes tensors, config and card into one file, under a temporary name until it is whole."""
+    """Writes tensors, config and card into one file, under a temporary name until it is whole.
+
+    A path that has no ending, or is a folder, becomes one for Hugging Face: the file is
+    model.safetensors there, beside config.json and README.md, which say the same for others.
+    """
     import safetensors.torch
 
+    path = Path(path)
+    if path.is_dir() or not path.suffix:
+        path.mkdir(exist_ok=True)
+        described = {"model_type": card.architecture, "config": config, "card": card.to_dict()}
+        atomic.write_bytes(path / CONFIG, (json.dumps(described, indent=2) + "\n").encode())
+        atomic.write_bytes(path / "README.md", card.readme().encode())
+        path /= SHARED
     metadata = {
         "format": FORMAT,
         "config": json.dumps(config),
         "card": json.dumps(card.to_dict()),
     }
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    atomic.write_bytes(Path(path), safetensors.torch.save(tensors, metadata))
+    atomic.write_bytes(path, safetensors.torch.save(tensors, metadata))

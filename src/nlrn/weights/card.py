@@ -58,6 +58,18 @@ class ModelCard:
             if key in ("architecture", "channels") or value != empty[key]
         }
 
+    def readme(self) -> str:
+        """The model's page on Hugging Face: a header for programs, then words."""
+        name = self.name or self.architecture
+        header = {"library_name": "nlrn", "pipeline_tag": "image-to-image"}
+        if self.license:
+            header["license"] = self.license.lower()
+        lines = "".join(f"{key}: {value}\n" for key, value in header.items())
+        figures = "".join(f"| {test} | {value:.2f} |\n" for test, value in self.psnr.items())
+        table = f"\n| test set | PSNR in dB |\n|---|---|\n{figures}" if figures else ""
+        use = "`nlrn.Denoiser(folder)` or `nlrn denoise --model folder`"
+        return f"---\n{lines}---\n\n# {name}\n\n{self.description}\n\nTo be used by {use}.\n{table}"
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelCard:
         """The card with these fields; a field that does not exist is an error naming it."""

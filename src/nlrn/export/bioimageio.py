@@ -1,0 +1,123 @@
+"""A model as bioimage.io shares it: a zip of the weights, their description and test tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from nlrn.export.check import SIGMA, run, session
+from nlrn.export.graph import OPSET
+from nlrn.inference.tiles import HALO
+from nlrn.models import Network
+
+FORMAT_VERSION = "0.5.4"
+SIDES = (64, 80)  # of the test tensors
+PAPER = "Liu et al., Non-Local Recurrent Network for Image Restoration, NeurIPS 2018"
+DOI = "10.48550/arXiv.1806.02919"
+
+
+def package(network: Network, model: bytes) -> bytes:
+    """The zip of a model of ONNX with two inputs."""
+    image, sigma = _test_inputs(network)
+    result = run(session(model), image, sigma)
+    files = {
+        "model.onnx": model,
+        "image.npy": _npy(image),
+        "sigma.npy": _npy(sigma),
+        "result.npy": _npy(result),
+        "README.md": _readme(network).encode(),
+    }
+    files["bioimageio.yaml"] = json.dumps(_description(network, files), indent=2).encode()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def _test_inputs(network: Network) -> tuple[np.ndarray, np.ndarray]:
+    """A smooth image with noise, and its level: a map where the network takes one."""
+    height, width = SIDES
+    waves = np.sin(np.arange(height) / 9)[:, None] * np.cos(np.arange(width) / 7)
+    shape = (1, network.in_channels, height, width)
+    image = 0.5 + 0.4 * waves + SIGMA * np.random.default_rng(0).standard_normal(shape)
+    level = np.full((1, 1, *(SIDES if network.takes_noise_map else (1, 1))), SIGMA)
+    return image.astype(np.float32), level.astype(np.float32)
+
+
+def _npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _description(network: Network, files: dict[str, bytes]) -> dict[str, Any]:
+    """What bioimageio.yaml says; JSON is YAML."""
+    card = network.card
+    author = {"name": "the nlrn authors"}
+    channels = ["gray"] if network.in_channels == 1 else ["red", "green", "blue"]
+    free = {"min": 16, "step": 1}
+    like_image = [{"tensor_id": "image", "axis_id": axis} for axis in ("y", "x")]
+    level = like_image if network.takes_noise_map else [1, 1]
+    weights = _file(files, "model.onnx") | {"opset_version": OPSET, "authors": [author]}
+    return {
+        "type": "model",
+        "format_version": FORMAT_VERSION,
+        "name": f"nlrn {card.name or network.architecture}",
+        "description": card.description or "Removes noise from images",
+        "authors": [author],
+        "cite": [{"text": PAPER, "doi": DOI}],
+        **({"license": card.license} if card.license else {}),
+        "documentation": "README.md",
+        "tags": ["denoising", "image-restoration", "2d"],
+        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+        "inputs": [
+            _tensor(files, "image", channels, [free, free], "gray or RGB in [0, 1]"),
+            _tensor(files, "sigma", ["sigma"], level, "noise level in units of the image"),
+        ],
+        "outputs": [_tensor(files, "result", channels, like_image, "without noise")],
+        "weights": {"onnx": weights},
+        "config": {"nlrn": {"halo": network.halo, "multiple": network.multiple,
+                            "card": card.to_dict()}},
+    }  # fmt: skip
+
+
+def _tensor(
+    files: dict[str, bytes], name: str, channels: list[str], sizes: list[Any], description: str
+) -> dict[str, Any]:
+    y, x = sizes
+    return {
+        "id": name,
+        "description": description,
+        "axes": [
+            {"type": "batch"},
+            {"type": "channel", "channel_names": channels},
+            {"type": "space", "id": "y", "size": y},
+            {"type": "space", "id": "x", "size": x},
+        ],
+        "data": {"type": "float32", "range": [None, None], "unit": "arbitrary unit"},
+        "test_tensor": _file(files, f"{name}.npy"),
+    }
+
+
+def _file(files: dict[str, bytes], name: str) -> dict[str, str]:
+    return {"source": name, "sha256": hashlib.sha256(files[name]).hexdigest()}
+
+
+def _readme(network: Network) -> str:
+    card = network.card
+    figures = "".join(f"- {name}: {value:.2f} dB\n" for name, value in card.psnr.items())
+    return (
+        f"# {card.name or network.architecture}\n\n{card.description}\n\n"
+        "`image` is gray or RGB in [0, 1], `sigma` the standard deviation of its noise in the\n"
+        "same units; all sizes are taken. White Gaussian noise is expected.\n"
+        f"A pixel can change the result up to {network.halo} pixels away; tiles that overlap by\n"
+        f"{HALO} hardly differ from the whole image.\n\n"
+        f"## Validation\n\nPSNR on images that the model has never seen:\n\n{figures}"
+    )
