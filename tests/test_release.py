@@ -226,7 +226,7 @@ def ask(url: str, data: bytes | None = None, kind: str = "application/json") -> 
 def test_the_installed_wheel_has_the_page(installed: Path, tmp_path: Path) -> None:
     pytest.importorskip("fastapi")
     picture(tmp_path / "a.png", (18, 25, 3))
-    command = [installed / "nlrn", "web", "--port", "0", "--no-browser"]
+    command = [str(installed / "nlrn"), "web", "--port", "0", "--no-browser"]
     server = subprocess.Popen(
         command, cwd=tmp_path, env=outside(), stdout=subprocess.PIPE, text=True
     )
