@@ -18,15 +18,15 @@ from pathlib import Path
 STATISTICS = Path("/proc/stat")
 LOOK_EVERY = 0.2  # seconds; the system counts in hundredths
 TAKEN = 0.4  # of a core: who shares one with a thread of ours has half of it
-# Rounds in which a waiting thread of GNU OpenMP looks for work before it sleeps. Its own choice is
-# 300,000 or no end, by which everything becomes several times slower as soon as another program
-# wants the cores too; this much costs nothing when alone.
+# Rounds in which a waiting thread of GNU OpenMP looks for work before it sleeps. By its own choice
+# of 300,000 everything becomes several times slower as soon as another program wants the cores too;
+# this much costs nothing when alone.
 SPINS = "20000"
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
 def wait_politely() -> None:
-    """Lets waiting threads sleep soon, where torch is not loaded yet and the user has no say."""
+    """Lets waiting threads sleep soon, if torch is not loaded yet and the user has not chosen."""
     if "torch" not in sys.modules and not any(name in os.environ for name in WAITING):
         os.environ["GOMP_SPINCOUNT"] = SPINS
 
