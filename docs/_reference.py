@@ -73,8 +73,8 @@ def training_configs() -> str:
     ]  # fmt: skip
     for name, network in ARCHITECTURES.items():
         parts.append((f"[model] architecture = {name!r}", network.config_class))
-    lines = ["# Training configs", "", "A TOML file with `name`, `[[stages]]`, and the tables below. "
-             "A key that does not exist is an error that names it.", ""]  # fmt: skip
+    lines = ["# Training configs", "", "A TOML file with `name`, `[[stages]]`, and these tables; "
+             "a key that does not exist is an error that names it.", ""]  # fmt: skip
     for title, kind in parts:
         lines += [f"## {title}", "", "| key | default | |", "|---|---|---|"]
         meanings = _attributes(kind)

@@ -257,6 +257,7 @@ def test_denoisers_do_the_same_to_images(denoiser: Denoiser | ClassicDenoiser) -
         (np.zeros((1, 1, 5, 6)), 0.1, "x must be a tensor"),
         (torch.zeros(1, 1, 5, 6), -0.1, "sigma must be between 0 and 1, in the units of x"),
         (torch.zeros(1, 1, 5, 6), float("nan"), "got nan"),
+        (torch.zeros(1, 1, 5, 6), "much", r"sigma must be a number or a tensor \[B\], got 'much'"),
         (torch.zeros(1, 1, 5, 6), 25, r"25 of 255 is 0.098\), got 25"),
         (torch.full((1, 1, 5, 6), float("nan")), 0.1, "x has NaN or infinite values"),
         (torch.zeros(3, 1, 5, 6), torch.tensor([0.1, 0.2]), "one for each of 3, got 2"),

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "nlrn"
 # Each storey may import from those before it, never from its own or a later one.
 STOREYS = [
     ["atomic", "errors", "progress"],
-    ["degrade", "hardware", "metrics", "ops"],
+    ["degrade", "hardware", "metrics", "ops", "threads"],
     ["images", "weights"],
     ["classic", "datasets", "models", "noise"],
     ["convert", "inference"],

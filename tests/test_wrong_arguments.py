@@ -43,6 +43,7 @@ def test_settings_of_another_kind(door: str, settings: Any, got: str) -> None:
     [
         ({"dtype": ["fp32"]}, r"dtype must be one of fp32, bf16, got \['fp32'\]"),
         ({"memory": "1GB"}, "memory must be a whole number, got '1GB'"),
+        ({"views": None}, "views must be a whole number, got None"),
         ({"exact": "no"}, "exact must be True or False, got 'no'"),
     ],
 )

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from nlrn.threads import wait_politely
+
 if TYPE_CHECKING:
     from nlrn.attention_maps import explain as explain
     from nlrn.inference import Engine as Engine
@@ -41,6 +43,8 @@ _HOME = {
     "upscale": "restoration",
 }
 __all__ = [*_HOME]
+
+wait_politely()
 
 
 def __getattr__(name: str) -> Any:

@@ -30,10 +30,6 @@ def main() -> None:
     """Entry point; errors become one line on stderr and exit code 2."""
     if len(sys.argv) == 1:
         sys.argv.append("--help")
-    # Threads of GNU OpenMP wait for each other by spinning, for so long that everything becomes
-    # several times slower as soon as another program wants the cores too. This much spinning costs
-    # nothing when alone. Has to be said before torch is loaded.
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     _mend_streams()
     try:
         code = app(standalone_mode=False)

@@ -27,6 +27,7 @@ from nlrn.inference.settings import Settings, check_settings
 from nlrn.inference.tiles import Tile, largest_input, paste, plan
 from nlrn.models import Network
 from nlrn.progress import Progress
+from nlrn.threads import beside_others
 
 ENOUGH_LESS = 0.9  # of the largest tile's pixels: what is worth trying again after one failed
 
@@ -144,9 +145,10 @@ class Engine:
             if not self._fallback.takes(error, device):
                 raise
             return self._seconds_per_pixel(CPU)
-        start = time.perf_counter()
-        prepared(sample)
-        return (time.perf_counter() - start) / side**2
+        with beside_others():
+            start = time.perf_counter()
+            prepared(sample)
+            return (time.perf_counter() - start) / side**2
 
     def _plan(
         self, size: torch.Size | tuple[int, int], device: torch.device, budget: int
@@ -186,23 +188,25 @@ class Engine:
         def on_step() -> None:
             nonlocal done
             done += 1
+            look_again()
             if progress is not None:
                 progress(done, total)
 
+        def restored(part: Tensor) -> Tensor:
+            with keep_freed_memory() if device.type == "cpu" else nullcontext():
+                results = [undo(prepared(do(part), on_step)) for do, undo in flips(views)]
+            return results[0] if views == 1 else torch.stack(results).mean(0)
+
         result = image.new_zeros(batch, self.network.out_channels, height, width)
-        for one, out in zip(image, result, strict=True):
-            for tile in tiles:
-                # To the device once, and back once: in between nothing waits for it.
-                part = one[:, tile.input[0], tile.input[1]][None].to(device)
-                results = []
-                with keep_freed_memory() if device.type == "cpu" else nullcontext():
-                    for do, undo in flips(views):
-                        results.append(undo(prepared(do(part), on_step)))
-                mean = results[0] if views == 1 else torch.stack(results).mean(0)
-                if len(tiles) == 1:
-                    out.copy_(mean[0])
-                else:
-                    paste(out, mean[0].to(out.device), tile.scaled(scale))
+        with beside_others() as look_again:
+            for one, out in zip(image, result, strict=True):
+                for tile in tiles:
+                    # To the device once, and back once: in between nothing waits for it.
+                    mean = restored(one[:, tile.input[0], tile.input[1]][None].to(device))
+                    if len(tiles) == 1:
+                        out.copy_(mean[0])
+                    else:
+                        paste(out, mean[0].to(out.device), tile.scaled(scale))
         return result
 
 

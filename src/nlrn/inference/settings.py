@@ -40,7 +40,8 @@ class Settings:
             raise ValueError(f"exact must be True or False, got {self.exact!r}")
         whole = (("tile", self.tile), ("views", self.views), ("memory", self.memory))
         for name, value in whole:
-            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+            automatic = value is None and name != "views"
+            if not automatic and (isinstance(value, bool) or not isinstance(value, Integral)):
                 raise ValueError(f"{name} must be a whole number, got {value!r}")
         if self.tile is not None and self.tile != 0 and self.tile < 2 * BLEND:
             raise ValueError(f"tile must be 0 or at least {2 * BLEND}, got {self.tile}")

@@ -145,7 +145,10 @@ def batch_levels(x: Tensor, sigma: float | Tensor | None) -> list[float]:
         arrays = x.detach().float().permute(0, 2, 3, 1).cpu().numpy()  # B H W C
         return [check_level(estimate_sigma(array)) for array in arrays]
     sigma = sigma.cpu() if isinstance(sigma, Tensor) else sigma  # not every device has float64
-    given = torch.as_tensor(sigma, dtype=torch.float64).flatten().tolist()
+    try:
+        given = torch.as_tensor(sigma, dtype=torch.float64).flatten().tolist()
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"sigma must be a number or a tensor [B], got {sigma!r}") from None
     if len(given) not in (1, len(x)):
         raise ValueError(f"sigma must be a number or one for each of {len(x)}, got {len(given)}")
     for level in given:
