@@ -126,6 +126,11 @@ class Upscaler(nn.Module):
             enlarged = _like(image, small, opacity)
         return Restored(enlarged, facts)
 
+    def seconds(self, size: tuple[int, int], scale: float | None = None) -> float:
+        """How long an image of (H, W) will take here, roughly."""
+        factor = max(self.scale if scale is None else check_scale(scale), SMALLEST_FACTOR)
+        return self.engine.seconds((math.ceil(size[0] * factor), math.ceil(size[1] * factor)))
+
     def forward(self, x: Tensor) -> Tensor:
         """Gray or RGB images [B, C, H, W] in [0, 1], enlarged, on x's device and in its dtype."""
         check_batch(x)
