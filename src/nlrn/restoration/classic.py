@@ -39,7 +39,7 @@ MEMORY = {"nlm": 600, "bm3d": 3000, "wnnm": 6000, "lssc": 6000}
 # groups of the others reach farther, but hardly any pixel depends on that.
 HALO = {"nlm": 24, "bm3d": 64, "wnnm": 96, "lssc": 96}
 SLOW = ("wnnm", "lssc")  # and channel by channel
-SAMPLE = {"nlm": 96, "bm3d": 96, "wnnm": 48, "lssc": 48}  # side of the noise they are timed with
+SAMPLE = 48  # side of the noise that they are timed with
 
 
 class ClassicDenoiser(nn.Module):
@@ -146,8 +146,7 @@ class ClassicDenoiser(nn.Module):
     def seconds(self, size: tuple[int, int], sigma: float, channels: int = 1) -> float:
         """How long an image of (H, W) and that many channels will take here, roughly."""
         if self._rate is None:
-            side = SAMPLE[self.method]
-            sample = np.random.default_rng(0).random((side, side), np.float32)
+            sample = np.random.default_rng(0).random((SAMPLE, SAMPLE), np.float32)
             begin = time.perf_counter()
             METHODS[self.method](sample, max(sigma, 1.0), device=choose_device(self.device))
             self._rate = (time.perf_counter() - begin) / sample.size
