@@ -81,6 +81,7 @@ async function show(next = picture) {
     viewer.before = null; // of another size, perhaps
     for (const each of picture?.results.values() ?? []) each.image = null;
     by("add").checked = next.add;
+    by("panel").scrollTop = 0;
   }
   picture = next;
   picture.sigma = facts.sigma;
@@ -235,7 +236,6 @@ function wire() {
 function wireSettings() {
   settings.addEventListener("change", () => {
     if (!picture) return;
-    outcome.follow();
     refresh();
     settings.tellTime(picture, queue.pictures);
   });

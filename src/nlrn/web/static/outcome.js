@@ -13,6 +13,7 @@ export class Outcome {
       this.format = by("format").value;
       this.link();
     });
+    by("strength").addEventListener("input", () => this.follow());
     by("strength").addEventListener("change", () => this.score());
     by("beside").addEventListener("click", () => this.setBeside(!viewer.beside));
     by("left").addEventListener("change", () => this.draw());
@@ -28,6 +29,7 @@ export class Outcome {
     Object.assign(this, { picture, before, result, rival: result ? rival : null });
     for (const id of SHOWN) by(id).hidden = !result;
     by("left-of").hidden = !this.rival;
+    by("mix").hidden = !result || !this.settings.controls("strength");
     if (!this.rival) by("left").value = "before";
     if (!result) this.viewer.beside = false;
     by("beside").setAttribute("aria-pressed", this.viewer.beside);
@@ -57,9 +59,7 @@ export class Outcome {
     const formats = this.picture.formats.map((suffix) => Object.assign(element("option", suffix.slice(1).toUpperCase()), { value: suffix.slice(1) }));
     by("format").replaceChildren(...formats);
     if (this.picture.formats.includes(`.${this.format}`)) by("format").value = this.format;
-    by("compare").hidden = request.task !== "denoise" || request.method === "bm3d";
-    by("compare").textContent = this.rival ? "BM3D is on the left" : "Compare with BM3D";
-    by("compare").disabled = Boolean(this.rival);
+    by("compare").hidden = request.task !== "denoise" || request.method === "bm3d" || Boolean(this.rival);
   }
 
   /** The file at the present strength, in the chosen format. */
@@ -74,6 +74,7 @@ export class Outcome {
 
   /** Follows the strength: the picture at once, its scores when the slider is let go. */
   follow() {
+    by("strength-shown").textContent = `${by("strength").value} %`;
     this.viewer.strength = this.settings.strength;
     this.viewer.draw();
     this.link();

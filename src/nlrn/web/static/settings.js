@@ -75,7 +75,6 @@ export class Settings extends EventTarget {
     if (by("auto").checked) by("sigma").value = level;
     by("sigma-shown").textContent = by("auto").checked ? "" : level.toFixed(1);
     by("estimate").textContent = picture ? `${picture.sigma.toFixed(1)} found` : "";
-    by("strength-shown").textContent = `${by("strength").value} %`;
     by("noise-shown").textContent = by("noise").value;
     by("adding").hidden = !by("add").checked;
     const scale = Number(by("scale").value);
