@@ -43,8 +43,8 @@ def test_strength_and_format_need_no_second_run(server: Server, tmp_path: Path) 
     assert offered == [".png", ".webp", ".tif"], "JPEG has no place for transparency"
 
     def result(strength: float, kind: str) -> images.Image:
-        asked = {"strength": strength, "format": kind}
-        answer = server.get(f"/api/jobs/{facts['id']}/result", params=asked)
+        asked = f"strength={strength}&format={kind}"
+        answer = server.get(f"/api/jobs/{facts['id']}/result?{asked}")
         assert answer.headers["content-disposition"].endswith(f"a_denoised.{kind}")
         (tmp_path / f"got.{kind}").write_bytes(answer.content)
         return images.read(tmp_path / f"got.{kind}")

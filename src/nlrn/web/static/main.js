@@ -34,7 +34,7 @@ async function take(files, { clean = false } = {}) {
   for (const file of files.slice(0, catalog.limits.pictures)) {
     try {
       const added = await send(file, clean);
-      if (first) refresh();
+      if (first) recount();
       else await show(added).catch((error) => queue.remove(added).then(() => { throw error; }));
       first ??= added;
     } catch (error) {
@@ -89,10 +89,9 @@ async function show(next = picture) {
   by("start").hidden = true;
   by("bench").hidden = by("new").hidden = false;
   describe();
-  outcome.show(picture, image, result?.image ? result : null, rival?.image ? rival : null);
+  outcome.show(picture, shown, result?.image ? result : null, rival?.image ? rival : null);
   say("");
-  refresh();
-  settings.tellTime(picture, queue.pictures);
+  recount();
 }
 
 function describe() {
@@ -103,12 +102,18 @@ function describe() {
   by("notes").textContent = picture.notes.join("; ");
 }
 
+/** After the pictures have become more or fewer. */
+function recount() {
+  refresh();
+  settings.tellTime(picture, queue.pictures);
+}
+
 async function remove(gone) {
   const place = queue.pictures.indexOf(gone);
   await queue.remove(gone);
   const next = queue.pictures[place] ?? queue.pictures[place - 1];
   if (gone === picture && next) await show(next);
-  else refresh();
+  else recount();
   say(`${gone.name} is removed.`);
 }
 
@@ -171,16 +176,13 @@ async function work(of, start, label) {
 function refresh() {
   queue.list(picture, { onShow: (each) => show(each).catch(complain), onRemove: (each) => remove(each).catch(complain) });
   showProgress(picture && queue.workOn(picture));
-  settings.tell(picture);
+  settings.tell(picture, queue.pictures);
   explorer.enabled = settings.hasMaps;
   if (!explorer.enabled && explorer.maps) explorer.reset();
   by("no-maps").hidden = settings.hasMaps;
   by("invite").hidden = !settings.hasMaps || !by("maps").hidden;
   const { result } = outcome;
   by("stale").hidden = !picture || !result || sameText(settings.request(picture), result.request);
-  if (!picture) return;
-  const what = result ? `: ${by("tag-before").textContent} on the left, ${by("tag-after").textContent} on the right` : shown.noise ? ", with noise added" : ", as it came";
-  by("view").setAttribute("aria-label", picture.name + what);
 }
 
 const sameText = (one, other) => JSON.stringify(one) === JSON.stringify(other);
@@ -235,9 +237,7 @@ function wire() {
 
 function wireSettings() {
   settings.addEventListener("change", () => {
-    if (!picture) return;
-    refresh();
-    settings.tellTime(picture, queue.pictures);
+    if (picture) recount();
   });
   settings.addEventListener("task", () => picture && show().catch(complain));
   settings.addEventListener("noise", () => {

@@ -25,8 +25,8 @@ export class Outcome {
   }
 
   /** Shows a picture with its result, if there is one, and that of BM3D, if there is one. */
-  show(picture, before, result, rival) {
-    Object.assign(this, { picture, before, result, rival: result ? rival : null });
+  show(picture, shown, result, rival) {
+    Object.assign(this, { picture, shown, result, rival: result ? rival : null });
     for (const id of SHOWN) by(id).hidden = !result;
     by("left-of").hidden = !this.rival;
     by("mix").hidden = !result || !this.settings.controls("strength");
@@ -45,9 +45,12 @@ export class Outcome {
     const { viewer, result, rival } = this;
     const left = rival && by("left").value === "rival" ? rival.image : null;
     viewer.strength = this.settings.strength;
-    viewer.show(this.before, result?.image ?? null, left);
+    viewer.show(this.shown.image, result?.image ?? null, left);
     by("tag-before").textContent = left ? "BM3D" : result?.request.noise ? "noisy" : "before";
     by("tag-after").textContent = result?.request.task === "upscale" ? "enlarged" : "restored";
+    const sides = `: ${by("tag-before").textContent} on the left, ${by("tag-after").textContent} on the right`;
+    const what = result ? sides : this.shown.noise ? ", with noise added" : ", as it came";
+    by("view").setAttribute("aria-label", this.picture.name + what);
   }
 
   tell() {

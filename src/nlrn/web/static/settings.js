@@ -69,7 +69,9 @@ export class Settings extends EventTarget {
   }
 
   /** Says what the settings mean for a picture. */
-  tell(picture) {
+  tell(picture, pictures) {
+    by("run-all").hidden = pictures.length < 2;
+    by("run-all").textContent = `${this.task.label}: all ${pictures.length}`;
     by("sigma").disabled = by("auto").checked;
     const level = this.sigma ?? picture?.sigma ?? 25;
     if (by("auto").checked) by("sigma").value = level;
@@ -86,8 +88,6 @@ export class Settings extends EventTarget {
     clearTimeout(this.timer);
     this.asked?.abort();
     by("expected").textContent = "";
-    by("run-all").hidden = pictures.length < 2;
-    by("run-all").textContent = `${this.task.label}: all ${pictures.length}`;
     this.timer = setTimeout(() => this.askTime(current, pictures).catch(() => {}), 250); // no estimate, no harm
   }
 
