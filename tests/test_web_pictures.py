@@ -69,6 +69,15 @@ def test_several_pictures_wait_their_turn(page: Page, tmp_path: Path) -> None:
     assert download(page)[0] == "b_denoised.png"
 
 
+def test_progress_and_result_are_in_view(page: Page, tmp_path: Path) -> None:
+    send(page, noisy(tmp_path / "a.png"))
+    page.locator("#run").scroll_into_view_if_needed()
+    run(page)
+    page.wait_for_timeout(700)  # it may scroll
+    expect(page.locator("#tag-after")).to_be_in_viewport()
+    expect(page.locator("#strength")).to_be_in_viewport()
+
+
 def test_a_waiting_picture_can_be_cancelled(page: Page, tmp_path: Path) -> None:
     page.locator("#file").set_input_files([noisy(tmp_path / f"{n}.png", (500, 600)) for n in "ab"])
     items = page.locator("#pictures li")
@@ -168,11 +177,15 @@ def test_bm3d_stands_beside_the_network(page: Page) -> None:
     expect(page.locator("#tag-before")).to_have_text("noisy")
     beside.click()
     expect(page.locator("#splitter")).to_be_visible()
+    restored = page.locator("#scores tbody tr").nth(2)
     with page.expect_response("**/scores?strength=0.5") as scored:
-        page.locator("#strength").fill("50")
+        page.locator("#strength").evaluate(
+            """(slider) => { slider.value = 50; slider.dispatchEvent(new Event("input")); }"""
+        )
+        expect(restored).to_contain_text("…")  # the old ones would be beside the new strength
         page.locator("#strength").dispatch_event("change")
     shown = f"{scored.value.json()['scores']['restored']['psnr']:.2f} dB"
-    expect(page.locator("#scores tbody tr").nth(2)).to_contain_text(shown)
+    expect(restored).to_contain_text(shown)
 
 
 def test_methods_are_offered_and_asked_for(page: Page, tmp_path: Path) -> None:

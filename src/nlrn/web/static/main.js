@@ -131,8 +131,16 @@ const rivalOf = (of, { facts, request }) => {
   return same ? rival : null;
 };
 
+/** Where the picture is not beside the settings: progress and result are to be seen. */
+function bringPicture() {
+  if (!matchMedia("(max-width: 760px)").matches) return;
+  const behavior = matchMedia("(prefers-reduced-motion: reduce)").matches ? "instant" : "smooth";
+  by("stage").scrollIntoView({ behavior });
+}
+
 async function run(of) {
   by("alert").hidden = true;
+  bringPicture();
   const request = settings.request(of);
   const facts = await work(of, () => api.startRestoration(request), settings.task.label);
   if (!facts) return;
@@ -150,6 +158,7 @@ async function display(of, task, facts) {
 }
 
 async function compare() {
+  bringPicture();
   const [of, { facts: done, request: asked }] = [picture, outcome.result];
   const request = { picture: of.id, task: "denoise", method: "bm3d", sigma: done.sigma, noise: asked.noise };
   const facts = await work(of, () => api.startRestoration(request), "BM3D");

@@ -48,6 +48,8 @@ export class Outcome {
     viewer.show(this.shown.image, result?.image ?? null, left);
     by("tag-before").textContent = left ? "BM3D" : result?.request.noise ? "noisy" : "before";
     by("tag-after").textContent = result?.request.task === "upscale" ? "enlarged" : "restored";
+    [by("splitter").firstElementChild.textContent, by("splitter").lastElementChild.textContent] =
+      [by("tag-before").textContent, by("tag-after").textContent];
     const sides = `: ${by("tag-before").textContent} on the left, ${by("tag-after").textContent} on the right`;
     const what = result ? sides : this.shown.noise ? ", with noise added" : ", as it came";
     by("view").setAttribute("aria-label", this.picture.name + what);
@@ -81,6 +83,7 @@ export class Outcome {
     this.viewer.strength = this.settings.strength;
     this.viewer.draw();
     this.link();
+    for (const line of [...by("scores").tBodies[0].rows].slice(1)) for (const cell of [...line.cells].slice(1)) cell.textContent = "…";
   }
 
   async score() {
