@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
     from web_server import Server
 
 # Threads of GNU OpenMP wait for each other by spinning. The operations of the tests are small, and
@@ -84,6 +85,24 @@ def photo(server: Server, tmp_path: Path) -> str:
     from web_server import noisy_image
 
     return server.upload(noisy_image(), "photo.png", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def address(web_models: Path) -> Iterator[str]:
+    """Where `nlrn web` is, with tiny and slow."""
+    from web_browser import served
+
+    with served(web_models) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A browser without a window."""
+    from web_browser import launched
+
+    with launched() as running:
+        yield running
 
 
 @pytest.fixture

@@ -87,6 +87,18 @@ def test_a_part_with_the_whole_halo_is_exact(
         part.maps((40, 189))
 
 
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"cells of {c.unshuffle}")
+def test_half_precision_gives_nearly_the_same_maps(config: ResidualConfig) -> None:
+    network = random_residual(config)
+    planes = planes_for(Image(photo(config)), network)
+    exact, half = (
+        trace(network, planes, 25, around=(9, 14), dtype=dtype, device="cpu").maps((9, 14))
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    np.testing.assert_allclose(half.weights, exact.weights, atol=5e-3)
+    np.testing.assert_allclose(half.restored, exact.restored, atol=2e-2)
+
+
 def test_the_figure_draws_cells_and_says_so() -> None:
     maps = explain(photo(COLOR), (9, 14), 25, random_residual(COLOR))
     drawn = figure(maps)

@@ -16,6 +16,7 @@ from web_server import SMALL, Options, Server, noisy_image, wait_for
 
 from nlrn import images
 from nlrn.attention_maps import explain
+from nlrn.web.jobs import MAX_FINISHED
 from nlrn.web.uploads import MAX_UPLOADS
 
 
@@ -64,11 +65,11 @@ def test_the_result_is_the_file_that_the_command_writes(
     )
     assert command.exit_code == 0, command.output
     sent = server.send((tmp_path / name).read_bytes(), f"holiday/{name}").json()
-    facts = server.run(picture=sent["id"], sigma=None, strength=0.8)
+    facts = server.run(picture=sent["id"], sigma=None)
     assert facts["state"] == "done", facts
     stem, suffix = name.split(".")
     assert facts["filename"] == f"{stem}_denoised.{suffix}"
-    result = server.get(f"/api/jobs/{facts['id']}/result")
+    result = server.get(f"/api/jobs/{facts['id']}/result", params={"strength": 0.8})
     assert result.content == (tmp_path / f"{stem}_denoised.{suffix}").read_bytes()
     assert result.headers["content-disposition"].endswith(f"{stem}_denoised.{suffix}")
     assert server.get(f"/api/jobs/{facts['id']}/preview").headers["content-type"] == "image/png"
@@ -109,7 +110,7 @@ def test_noise_first_shows_what_came_back(server: Server, tmp_path: Path) -> Non
 
 
 def test_warnings_reach_the_page(server: Server, photo: str) -> None:
-    facts = server.run(picture=photo, model="denoise-gray-s25", sigma=5, strength=0.5)
+    facts = server.run(picture=photo, model="denoise-gray-s25", sigma=5)
     assert ["noise of sigma 5 is weak" in text for text in facts["warnings"]] == [True]
 
 
@@ -216,11 +217,11 @@ def test_pictures_and_results_are_forgotten_in_time(server: Server, tmp_path: Pa
         last = server.upload(noisy_image(seed=i), "b.png", tmp_path)
     assert server.get(f"/api/pictures/{first}").status_code == 404
     assert server.post("/api/jobs", picture=first).status_code == 404
-    for _ in range(14):
-        server.run(picture=last, strength=0)
+    for _ in range(MAX_FINISHED + 2):
+        server.run(picture=last, sigma=0)
     assert server.get(f"/api/jobs/{job}").status_code == 404
     folder = server.service.folder
-    assert len(list(folder.iterdir())) <= MAX_UPLOADS + 13
+    assert len(list(folder.iterdir())) <= MAX_UPLOADS + MAX_FINISHED + 1
 
 
 def test_nothing_is_left_when_the_server_stops(web_models: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from nlrn import Settings, weights
 from nlrn.attention_maps import trace
 from nlrn.models import ModelCard, Network
 from nlrn.models.nlrn import NLRN, NLRNConfig, random_network
+from nlrn.restoration.choice import QUALITIES, Choice, choose_denoiser
 from nlrn.web import map_cache
 from nlrn.web.catalog import Catalog
 from nlrn.web.map_cache import MapCache, TraceKey
@@ -50,19 +51,23 @@ def test_own_models_come_first_and_stand_for_those_of_the_same_name(tmp_path: Pa
     assert names[:3] == ["tiny", "denoise-gray-s25", "x"] and len(set(names)) == len(names)
     assert len(names) == 2 + len(weights.manifest())
     assert {m.name: m.task for m in catalog.models()}["x"] == "upscale"
-    assert catalog.denoiser("denoise-gray-s25").engine_for(25.0).network.config == SMALL
+    assert catalog.denoiser(Choice("denoise-gray-s25")).engine_for(25.0).network.config == SMALL
 
 
 def test_the_model_is_the_one_asked_for_or_the_best(tmp_path: Path) -> None:
     catalog = catalog_of(saved(tmp_path, "tiny"), saved(tmp_path, "large", task="sr"))
-    assert catalog.choose("denoise", "tiny", 50.0) == "tiny"
-    assert catalog.choose("denoise", None, 15.0) == "denoise-gray-s15"
-    assert catalog.choose("denoise", None, 50.0) == "denoise-gray-s50"
-    assert catalog.choose("upscale", None) == "large"
-    assert catalog_of().choose("upscale", None) == "sr-y"
+    assert catalog.choose("denoise", "tiny", sigma=50.0) == Choice("tiny")
+    for quality in QUALITIES:
+        for sigma, channels in ((15.0, 1), (50.0, 1), (20.0, 3)):
+            found = catalog.choose("denoise", None, quality, sigma, channels)
+            assert found == choose_denoiser(sigma, channels, quality), "not that of the command"
+    assert catalog.choose("upscale", None).model == "large"
+    assert catalog_of().choose("upscale", None).model == "sr-y"
     for wrong in ("large", str(tmp_path / "tiny.safetensors"), ""):
         with pytest.raises(ValueError, match="model must be one of tiny, denoise-gray-s15"):
             catalog.choose("denoise", wrong)
+    with pytest.raises(ValueError, match="quality chooses a model"):
+        catalog.choose("denoise", "tiny", "fast")
 
 
 def test_a_file_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -88,10 +93,12 @@ def test_each_model_is_loaded_and_prepared_once(
     monkeypatch.setattr(NLRN, "for_inference", count)
     image = noisy_image((12, 17, 3))
     for sigma, scale, size in ((25.0, 2.0, (24, 34)), (40.0, 3.0, (36, 51)), (None, 1.5, (18, 26))):
-        catalog.restore(image, "tiny", RestoreRequest(picture="x", sigma=sigma), nothing)
+        request = RestoreRequest(picture="x", sigma=sigma)
+        catalog.restore(image, Choice("tiny"), request, nothing)
         request = RestoreRequest(picture="x", task="upscale", scale=scale)
-        assert catalog.restore(image, "large", request, nothing).pixels.shape == (*size, 3)
-    denoiser, upscaler = catalog.denoiser("tiny"), catalog.upscaler("large")
+        enlarged = catalog.restore(image, Choice("large"), request, nothing).image
+        assert enlarged.pixels.shape == (*size, 3)
+    denoiser, upscaler = catalog.denoiser(Choice("tiny")), catalog.upscaler("large")
     assert prepared == [denoiser.engine_for(25.0).network, upscaler.engine.network]
 
 
@@ -146,4 +153,4 @@ def test_traces_of_an_upload_are_forgotten_with_it() -> None:
 def test_the_first_model_with_maps_is_warmed_up(tmp_path: Path) -> None:
     own = saved(tmp_path, "plain", PLAIN), saved(tmp_path, "tiny")
     with Service(Options(device="cpu", models=own)) as service:
-        wait_for(lambda: service.map_cache.seconds_for_whole((10, 12)) is not None)
+        wait_for(lambda: service.map_cache.is_warm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import logging
 import os
 import socket
 import sys
@@ -23,11 +24,11 @@ import hypothesis
 import schemathesis
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
-from web_server import SENT, Server, noisy_image
+from web_server import SENT, Server, noisy_image, wait_for
 
 from nlrn import images
 from nlrn.hardware import keep_freed_memory
-from nlrn.web import security
+from nlrn.web import picture_routes, security
 from nlrn.web.service import MAX_WAITING
 from nlrn.web.uploads import MAX_UPLOADS
 
@@ -120,6 +121,54 @@ def test_a_body_without_a_length_is_cut_off(server: Server) -> None:
 def test_large_requests_that_are_no_upload(server: Server) -> None:
     answer = server.post("/api/jobs", picture="x" * 2**17)
     assert answer.status_code == 413
+
+
+def _begin_upload(server: Server, sent: bytes = b"x", length: int = 1000) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    wire = socket.create_connection((host, int(port)))
+    head = f"POST /api/pictures?name=a.png HTTP/1.1\r\nHost: {host}\r\n"
+    wire.sendall(
+        f"{head}Content-Type: image/png\r\nContent-Length: {length}\r\n\r\n".encode() + sent
+    )
+    return wire
+
+
+def test_slow_uploads_do_not_stop_others(server: Server, tmp_path: Path) -> None:
+    slow = [_begin_upload(server) for _ in range(4)]
+    try:
+        images.write(tmp_path / "a.png", noisy_image())
+        content = (tmp_path / "a.png").read_bytes()
+        url = "/api/pictures?name=a.png"
+        answer = server.client.post(url, content=content, headers=SENT, timeout=8)
+        assert answer.status_code == 201
+    finally:
+        for wire in slow:
+            wire.close()
+
+
+def test_an_upload_that_does_not_come_on_loses_its_place(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(picture_routes, "UPLOAD_GRACE", 0.3)
+    with _begin_upload(server) as wire:
+        wire.settimeout(10)
+        assert wire.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_an_upload_that_its_sender_aborts_leaves_no_trace(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = set(server.service.folder.iterdir())
+    logger = logging.getLogger("uvicorn.error")
+    logger.addHandler(caplog.handler)
+    try:
+        for _ in range(3):
+            _begin_upload(server, b"x" * 500).close()
+        wait_for(lambda: set(server.service.folder.iterdir()) == before)
+        assert server.get("/api/health").status_code == 200
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not caplog.records, caplog.text
 
 
 @pytest.mark.parametrize(
@@ -247,6 +296,11 @@ def test_hosts(host: str, bound: str, ours: bool) -> None:
         ("/api/jobs", {"sigma": -1}, "sigma"),
         ("/api/jobs", {"sigma": 1e9}, "sigma"),
         ("/api/jobs", {"strength": 2}, "strength"),
+        ("/api/jobs", {"quality": "worst"}, "quality"),
+        ("/api/jobs", {"quality": "best"}, "quality chooses a model"),
+        ("/api/jobs", {"method": "bm3d"}, "bm3d is for task denoise, without model and quality"),
+        ("/api/estimates", {"task": "paint"}, "task must be one of denoise, upscale"),
+        ("/api/estimates", {"model": "nope"}, "model must be one of"),
         ("/api/jobs", {"task": "paint"}, "task must be one of denoise, upscale, got 'paint'"),
         ("/api/jobs", {"task": "upscale"}, "model must be one of sr-y, got 'tiny'"),
         ("/api/jobs", {"model": "/etc/passwd"}, "model must be one of tiny"),

@@ -59,9 +59,11 @@ def launched() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(browser: Browser, address: str) -> Iterator[Page]:
+def opened(browser: Browser, address: str, width: int = 1366, height: int = 820) -> Iterator[Page]:
     """The page, ready; at the end it has asked nobody else, and the console has no errors."""
-    context = browser.new_context(viewport={"width": 1366, "height": 820}, accept_downloads=True)
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, accept_downloads=True, has_touch=width < 500
+    )
     complaints: list[str] = []
 
     def pass_or_note(route: Route) -> None:

@@ -232,7 +232,9 @@ def trace(
     device, last = choose_device(device), torch.channels_last
     watched = copy.deepcopy(network).requires_grad_(False).eval()
     watched.to(device, dtype).to(memory_format=last)  # type: ignore[call-overload]
-    with torch.inference_mode():
+    # Some networks normalise in float32 whatever they are cast to: autocast takes them back.
+    half = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+    with torch.inference_mode(), half:
         # Noise of level 0 is as good as very weak noise, and has a ratio to what the model knows.
         given = network.condition(read, max(sigma, 1e-3))
         result = watched.watch(given.input.to(device, dtype, memory_format=last), watch)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool2d
 
 from nlrn.errors import warn
-from nlrn.images import Image
+from nlrn.images import Image, from_float, to_float
 from nlrn.images.samples import likely_white
 from nlrn.inference.engine import Engine
 from nlrn.models import Network
@@ -32,10 +32,18 @@ Announce = Callable[[float], None]  # called before long work with the seconds i
 
 @dataclass(frozen=True)
 class Restored:
-    """A restored image, and what was done to it: method, model, noise level or scale."""
+    """A restored image, and what was done to it: method, model, noise level or scale.
+
+    Attributes:
+        image: the result.
+        facts: what was done.
+        full: pixels of the result at full strength, float32, from which `at_strength` makes any
+            other; None where nothing was changed, or strength has no meaning.
+    """
 
     image: Image
     facts: dict[str, Any]
+    full: np.ndarray | None = None
 
 
 class Restoration(Protocol):
@@ -65,6 +73,22 @@ def check_strength(strength: float) -> float:
         shown = f"{strength:g}" if isinstance(strength, float) else repr(strength)
         raise ValueError(f"strength must be between 0 and 1, got {shown}")
     return float(strength)
+
+
+def at_strength(image: Image, full: np.ndarray | None, strength: float) -> Image:
+    """The image with a share of what a restoration changes in it.
+
+    Args:
+        image: as it came.
+        full: `Restored.full`.
+        strength: 1 for the full effect, 0 for none.
+    """
+    if full is None or strength == 0:
+        return image.with_pixels(image.pixels.copy())
+    if strength != 1:
+        pixels = to_float(image.pixels)
+        full = pixels + np.float32(strength) * (full - pixels)
+    return image.with_pixels(from_float(full, image.pixels.dtype))
 
 
 def check_level(sigma: float) -> float:

@@ -19,6 +19,7 @@ from nlrn.restoration.base import (
     WORTH_MEASURING,
     Announce,
     Restored,
+    at_strength,
     batch_levels,
     check_batch,
     check_level,
@@ -37,7 +38,8 @@ MEMORY = {"nlm": 600, "bm3d": 3000, "wnnm": 6000, "lssc": 6000}
 # Pixels that a tile of theirs reads around it: all that non-local means looks at by default; the
 # groups of the others reach farther, but hardly any pixel depends on that.
 HALO = {"nlm": 24, "bm3d": 64, "wnnm": 96, "lssc": 96}
-SLOW, SAMPLE = ("wnnm", "lssc"), 48  # side of the noise that they are timed with
+SLOW = ("wnnm", "lssc")  # and channel by channel
+SAMPLE = 48  # side of the noise that they are timed with
 
 
 class ClassicDenoiser(nn.Module):
@@ -83,13 +85,13 @@ class ClassicDenoiser(nn.Module):
         level = noise_level(image, self.sigma if sigma is None else sigma)
         facts = {"sigma": round(level, 2), "method": self.method}
         if strength == 0 or level == 0:
-            return Restored(image.with_pixels(image.pixels.copy()), facts)
+            return Restored(at_strength(image, None, strength), facts)
         if announce is not None and self.method in SLOW and image.pixels.size >= WORTH_MEASURING:
-            announce(self._seconds(image.pixels.size, level))
+            channels = 1 if image.pixels.ndim == 2 else 3
+            announce(self.seconds((image.height, image.width), level, channels))
         noisy = images.to_float(image.pixels)
-        clean = self._clean(noisy, level, choose_device(self.device), progress)
-        result = strength * clean + (1 - strength) * noisy
-        return Restored(image.with_pixels(images.from_float(result, image.pixels.dtype)), facts)
+        full = self._clean(noisy, level, choose_device(self.device), progress)
+        return Restored(at_strength(image, full, strength), facts, full)
 
     def forward(self, x: Tensor, sigma: float | Tensor | None = None) -> Tensor:
         """Images without their noise, on x's device and in its dtype; no gradients.
@@ -154,14 +156,15 @@ class ClassicDenoiser(nn.Module):
                 raise
             return self._run(noisy, sigma, device, progress)
 
-    def _seconds(self, pixels: int, sigma: float) -> float:
-        """How long so many pixels will take here, by the time of a small sample."""
+    def seconds(self, size: tuple[int, int], sigma: float, channels: int = 1) -> float:
+        """How long an image of (H, W) and that many channels will take here, roughly."""
         if self._rate is None:
             sample = np.random.default_rng(0).random((SAMPLE, SAMPLE), np.float32)
             begin = time.perf_counter()
-            self._run(sample, sigma, choose_device(self.device), None)
+            self._run(sample, max(sigma, 1.0), choose_device(self.device), None)
             self._rate = (time.perf_counter() - begin) / sample.size
-        return self._rate * pixels
+        planes = channels if self.method in SLOW else 1
+        return self._rate * size[0] * size[1] * planes
 
     def extra_repr(self) -> str:
         """What `print` shows of it."""

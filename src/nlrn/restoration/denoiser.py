@@ -21,6 +21,7 @@ from nlrn.restoration.base import (
     Announce,
     Restored,
     announce_time,
+    at_strength,
     batch_levels,
     check_batch,
     check_level,
@@ -122,7 +123,7 @@ class Denoiser(nn.Module):
         name = self.choice_for(level, channels).model
         facts = {"sigma": round(level, 2), "method": "nlrn", "model": name}
         if strength == 0 or level == 0:
-            return Restored(image.with_pixels(image.pixels.copy()), facts)
+            return Restored(at_strength(image, None, strength), facts)
         engine, pixels = self.engine_for(level, channels), images.to_float(image.pixels)
         noisy = torch.from_numpy(pixels).reshape(1, *pixels.shape[:2], -1).permute(0, 3, 1, 2)
         planes = to_planes(noisy, engine.network.in_channels)
@@ -130,9 +131,14 @@ class Denoiser(nn.Module):
         announce_time(engine, (image.height, image.width), len(planes), announce)
         given = engine.network.condition(planes, level)
         removed = _but_flat(planes, given.removed(engine(given.input, progress)))
-        clean = from_planes(planes - strength * removed, noisy)
-        result = clean[0].permute(1, 2, 0).reshape(pixels.shape).contiguous().numpy()
-        return Restored(image.with_pixels(images.from_float(result, image.pixels.dtype)), facts)
+        clean = from_planes(planes - removed, noisy)
+        full = clean[0].permute(1, 2, 0).reshape(pixels.shape).contiguous().numpy()
+        return Restored(at_strength(image, full, strength), facts, full)
+
+    def seconds(self, size: tuple[int, int], sigma: float, channels: int = 1) -> float:
+        """How long an image of (H, W) and that many channels will take here, roughly."""
+        engine = self.engine_for(sigma, channels)
+        return engine.seconds(size, channels if engine.network.in_channels == 1 else 1)
 
     def forward(self, x: Tensor, sigma: float | Tensor | None = None) -> Tensor:
         """Images without their noise, on x's device and in its dtype; gradients flow to x.

@@ -104,6 +104,11 @@ class Upscaler(nn.Module):
             self._add(_checked(models.load(self.model), self.model))
         return self._engines
 
+    def _engine_for(self, scale: float) -> Engine:
+        """That of the next larger factor that the network has, or of its largest."""
+        engines = self._by_factor()
+        return engines[min((factor for factor in engines if factor >= scale), default=max(engines))]
+
     def _add(self, network: Network) -> None:
         for factor in network.factors or (1,):
             self._engines[factor] = Engine(network.with_scale(factor), self._run_with)
@@ -151,10 +156,9 @@ class Upscaler(nn.Module):
     def _directly(
         self, image: Image, scale: float, progress: Progress | None, announce: Announce | None
     ) -> Enlarged:
-        """The image by the next larger factor that the network has, or its largest."""
-        engines = self._by_factor()
-        factor = min((f for f in engines if f >= scale), default=max(engines))
-        engine, colors = engines[factor], images.to_float(image.pixels)
+        """The image by a factor of the network that is at least the scale, if it has one."""
+        engine, colors = self._engine_for(scale), images.to_float(image.pixels)
+        factor = engine.network.scale
         opacity = None
         if image.alpha is not None:
             shown = images.to_float(image.alpha)
@@ -186,6 +190,14 @@ class Upscaler(nn.Module):
             change = (result - luminance) * RGB_OF_LUMINANCE
             result = np.add(large, change[..., None], out=large)
         return result, opacity
+
+    def seconds(self, size: tuple[int, int], scale: float | None = None) -> float:
+        """How long an image of (H, W) will take here, roughly."""
+        scale = self.scale if scale is None else check_scale(scale)
+        if self.engine.network.factors:
+            return self._engine_for(scale).seconds(size)
+        factor = max(scale, SMALLEST_FACTOR)
+        return self.engine.seconds((math.ceil(size[0] * factor), math.ceil(size[1] * factor)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Gray or RGB images [B, C, H, W] in [0, 1], enlarged, on x's device and in its dtype."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from nlrn import weights
 from nlrn.images import Image
 from nlrn.inference import Settings
 from nlrn.progress import Progress
-from nlrn.restoration import Denoiser, Upscaler
-from nlrn.restoration.choice import choose_denoiser
+from nlrn.restoration import ClassicDenoiser, Denoiser, Restored, Upscaler
+from nlrn.restoration.choice import Choice, choose_denoiser, choose_upscaler
 from nlrn.web.schema import ModelInfo, RestoreRequest, TaskInfo
 from nlrn.weights import ModelCard
 
@@ -20,10 +21,11 @@ TASKS = (
         name="denoise",
         label="Remove noise",
         suffix="_denoised",
-        controls=["sigma", "strength", "noise", "explain"],
+        controls=["sigma", "strength", "noise", "explain", "compare"],
     ),
     TaskInfo(name="upscale", label="Enlarge", suffix="_x{scale:g}", controls=["scale"]),
 )
+BM3D = "bm3d"
 
 
 class Catalog:
@@ -37,12 +39,16 @@ class Catalog:
     def __init__(self, files: Sequence[Path], settings: Settings) -> None:
         self._files = {file.stem: file for file in files}
         self._settings = settings
-        self._denoisers: dict[str, Denoiser] = {}
+        self._denoisers: dict[Choice, Denoiser] = {}
         self._upscalers: dict[str, Upscaler] = {}
+        self._bm3d = ClassicDenoiser(BM3D, device=settings.device)
         cards = {name: weights.load(file).card for name, file in self._files.items()}
         self._own = [_info(name, card, "your own file") for name, card in cards.items()]
         for model in self._own:  # one that cannot be used is refused here
-            (self.upscaler if model.task == "upscale" else self.denoiser)(model.name)
+            if model.task == "upscale":
+                self.upscaler(model.name)
+            else:
+                self.denoiser(Choice(model.name))
 
     def models(self) -> list[ModelInfo]:
         """Every model that can be chosen, the user's own first."""
@@ -61,22 +67,41 @@ class Catalog:
             raise ValueError(f"task must be one of {', '.join(known)}, got {name[:40]!r}")
         return known[name]
 
-    def choose(self, task: str, model: str | None, sigma: float = 0.0, channels: int = 1) -> str:
-        """Name of the model that was asked for, or of one for the task, noise and channels."""
+    def choose(
+        self,
+        task: str,
+        model: str | None,
+        quality: str = "balanced",
+        sigma: float = 0.0,
+        channels: int = 1,
+    ) -> Choice:
+        """The model that was asked for, or one for the task, quality, noise and channels."""
         names = [info.name for info in self.models() if info.task == task]
         if model is None:
-            by_level = task == "denoise" and any(name not in self._files for name in names)
-            model = choose_denoiser(sigma, channels).model if by_level else names[0]
+            if task == "denoise" and any(name not in self._files for name in names):
+                return choose_denoiser(sigma, channels, quality)
+            return Choice(names[0]) if names[0] in self._files else choose_upscaler(quality)
         if model not in names:  # a path, for one, is none of them
             raise ValueError(f"model must be one of {', '.join(names)}, got {model[:40]!r}")
-        return model
+        if quality != "balanced":
+            raise ValueError("quality chooses a model: it means nothing beside one")
+        return Choice(model)
 
-    def denoiser(self, model: str) -> Denoiser:
-        """The denoiser with the model of this name, made at the first call."""
-        if model not in self._denoisers:
-            source = self._files.get(model, model)
-            self._denoisers[model] = Denoiser(source, settings=self._settings)
-        return self._denoisers[model]
+    def choose_for(self, request: RestoreRequest, sigma: float, channels: int) -> Choice:
+        """What will do a request: a model, or BM3D."""
+        if request.method != BM3D:
+            return self.choose(request.task, request.model, request.quality, sigma, channels)
+        if request.task != "denoise" or request.model is not None or request.quality != "balanced":
+            raise ValueError("method bm3d is for task denoise, without model and quality")
+        return Choice(BM3D)
+
+    def denoiser(self, choice: Choice) -> Denoiser:
+        """The denoiser for a choice, made at the first call."""
+        if choice not in self._denoisers:
+            source = self._files.get(choice.model, choice.model)
+            settings = replace(self._settings, views=choice.views)
+            self._denoisers[choice] = Denoiser(source, settings=settings)
+        return self._denoisers[choice]
 
     def upscaler(self, model: str) -> Upscaler:
         """The upscaler with the model of this name, made at the first call."""
@@ -86,13 +111,33 @@ class Catalog:
         return self._upscalers[model]
 
     def restore(
-        self, image: Image, model: str, request: RestoreRequest, progress: Progress
-    ) -> Image:
-        """What the task of a request makes of an image, with the model of this name."""
+        self,
+        image: Image,
+        choice: Choice,
+        request: RestoreRequest,
+        progress: Progress,
+    ) -> Restored:
+        """What the task of a request makes of an image at full strength."""
         if request.task == "upscale":
-            return self.upscaler(model).restore(image, request.scale, progress=progress).image
-        denoiser, strength = self.denoiser(model), request.strength
-        return denoiser.restore(image, request.sigma, strength=strength, progress=progress).image
+            return self.upscaler(choice.model).restore(image, request.scale, progress=progress)
+        denoiser = self._denoiser_for(request, choice)
+        return denoiser.restore(image, request.sigma, progress=progress)
+
+    def seconds(
+        self,
+        size: tuple[int, int],
+        choice: Choice,
+        request: RestoreRequest,
+        sigma: float,
+        channels: int,
+    ) -> float:
+        """How long that will take, for an image of (H, W) and that many channels."""
+        if request.task == "upscale":
+            return self.upscaler(choice.model).seconds(size, request.scale)
+        return self._denoiser_for(request, choice).seconds(size, sigma, channels)
+
+    def _denoiser_for(self, request: RestoreRequest, choice: Choice) -> Denoiser | ClassicDenoiser:
+        return self._bm3d if request.method == BM3D else self.denoiser(choice)
 
 
 def _info(name: str, card: ModelCard, description: str) -> ModelInfo:

@@ -18,7 +18,7 @@ from nlrn.web.uploads import DECODING
 
 log = logging.getLogger("nlrn.web")
 FINISHED = ("done", "failed", "cancelled")
-MAX_FINISHED = 12  # finished jobs that can still be asked for
+MAX_FINISHED = 60  # finished jobs that can still be asked for
 
 
 class CancelledError(Exception):

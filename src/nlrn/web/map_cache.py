@@ -20,9 +20,10 @@ from nlrn.hardware import free_memory
 from nlrn.models import Network
 from nlrn.progress import Progress
 
-# docs/web.md has what these cost and how far the maps differ from those of the whole image.
+# docs/web.md has what these cost and how far the maps differ from those of the whole image. Both
+# are in cells, which are pixels for networks that compare pixels.
 HALO = {"cpu": 16, "gpu": 96}
-REUSE_RADIUS = 3  # pixels from a click within which its trace is used again
+REUSE_RADIUS = 3  # from a click within which its trace is used again
 MAX_PARTS = 4  # traces of parts that are kept
 MAX_WHOLE_BYTES = 3 * 2**29  # of embeddings kept for a whole image
 
@@ -51,20 +52,29 @@ class MapCache:
         self._parts: dict[tuple[TraceKey, tuple[int, int]], Trace] = {}
         self._whole: tuple[TraceKey, Trace] | None = None
         self._fast: torch.dtype | None = None
-        self._seconds_per_pixel: dict[torch.dtype, float] = {}
+        self._slowdown = 1.0  # of whole images, which are traced in another precision
+        self._rates: dict[tuple[str, torch.dtype], float] = {}  # seconds for a pixel, by model
         self._lock = threading.Lock()
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the quicker precision is known."""
+        return self._fast is not None
 
     def warm_up(self, network: Network, progress: Progress) -> None:
         """Finds out, once, whether bfloat16 is quick on this processor."""
-        if self._fast is not None:
+        if self.is_warm:
             return
-        side = layout_of(network).spec.window + 2 * self._halo
+        side = (layout_of(network).spec.window + 2 * self._halo) * network.multiple
         sample = torch.rand(1, network.in_channels, side, side)
-        middle = (side // 2, side // 2)
+        key, middle = TraceKey("", 0.0, 25.0, "", 0), (side // 2, side // 2)
+        types = (torch.float32, torch.bfloat16)
         for _ in range(2):  # the first time, libraries are loaded and set up
-            for dtype in (torch.float32, torch.bfloat16):
-                self._trace(network, sample, 25, dtype, middle, progress)
-        self._fast = min(self._seconds_per_pixel, key=lambda d: self._seconds_per_pixel[d])
+            for dtype in types:
+                self._trace(key, network, sample, dtype, middle, progress)
+        fast = min(types, key=lambda dtype: self._rates["", dtype])
+        self._slowdown = self._rates["", self._dtype] / self._rates["", fast]
+        self._fast = fast
 
     def find(self, key: TraceKey, position: tuple[int, int]) -> AttentionMaps | None:
         """The maps of a pixel if they are in what is kept."""
@@ -73,7 +83,7 @@ class MapCache:
             if self._whole is not None and self._whole[0] == key:
                 kept = [self._whole[1]]
         for part in reversed(kept):
-            if part.halo(position) >= self._halo - REUSE_RADIUS:
+            if part.halo(position) >= (self._halo - REUSE_RADIUS) * part.cell:
                 return part.maps(position)
         return None
 
@@ -89,8 +99,7 @@ class MapCache:
         if (found := self.find(key, position)) is not None:
             return found
         self.warm_up(network, progress)
-        assert self._fast is not None
-        traced = self._trace(network, image, key.sigma, self._fast, position, progress)
+        traced = self._trace(key, network, image, self._quick(network), position, progress)
         maps = traced.maps(position)
         with self._lock:
             self._parts[key, position] = traced
@@ -107,24 +116,31 @@ class MapCache:
             raise ValueError(reason)
         with self._lock:
             self._whole = None  # before the next one needs the memory
-        traced = self._trace(network, image, key.sigma, self._dtype, None, progress)
+        traced = self._trace(key, network, image, self._dtype, None, progress)
         with self._lock:
             self._whole = (key, traced)
 
     def why_not_whole(self, size: tuple[int, int], network: Network) -> str | None:
         """Why a whole image of this height and width cannot be traced, or None if it can."""
         height, width = size
-        layout = layout_of(network)
-        kept = height * width * len(layout.states) * layout.channels * torch.int16.itemsize
+        layout, r = layout_of(network), network.multiple
+        cells = -(-height // r) * -(-width // r)
+        kept = cells * len(layout.states) * layout.channels * torch.int16.itemsize
         needed = network.memory(height, width, self._dtype, self._device)
         if kept > MAX_WHOLE_BYTES or needed > free_memory(self._device) // 2:
             return f"{width} x {height} pixels are too many to keep all states in memory"
         return None
 
-    def seconds_for_whole(self, size: tuple[int, int]) -> float | None:
-        """How long tracing a whole image might take, by what was traced so far."""
-        rate = self._seconds_per_pixel.get(self._dtype)
+    def seconds_for_whole(self, size: tuple[int, int], model: str) -> float | None:
+        """How long tracing a whole image might take, by what the model was traced on so far."""
+        rate = self._rates.get((model, self._dtype))
+        if rate is None and self._fast is not None and (model, self._fast) in self._rates:
+            rate = self._rates[model, self._fast] * self._slowdown
         return None if rate is None else rate * size[0] * size[1]
+
+    def _quick(self, network: Network) -> torch.dtype:
+        """The precision for clicks; with cells, half of it puts a tenth of the weight elsewhere."""
+        return self._fast if self._fast is not None and network.multiple == 1 else torch.float32
 
     def forget(self, upload: str) -> None:
         """Drops all traces of an upload."""
@@ -135,9 +151,9 @@ class MapCache:
 
     def _trace(
         self,
+        key: TraceKey,
         network: Network,
         image: Tensor,
-        sigma: float,
         dtype: torch.dtype,
         around: tuple[int, int] | None,
         progress: Progress,
@@ -146,13 +162,13 @@ class MapCache:
         traced = trace(
             network,
             image,
-            sigma,
+            key.sigma,
             around=around,
-            halo=self._halo,
+            halo=self._halo * network.multiple,
             dtype=dtype,
             device=self._device,
             progress=progress,
         )
         pixels = traced.noisy.shape[-2] * traced.noisy.shape[-1]
-        self._seconds_per_pixel[dtype] = (time.perf_counter() - start) / pixels
+        self._rates[key.model, dtype] = (time.perf_counter() - start) / pixels
         return traced

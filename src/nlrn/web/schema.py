@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Level = Annotated[float, Field(ge=0, le=255, allow_inf_nan=False)]
+Strength = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Quality = Literal["fast", "balanced", "best"]
 Identifier = Annotated[str, Field(min_length=1, max_length=64)]
 Name = Annotated[str, Field(max_length=200)]
 
@@ -44,10 +46,11 @@ class TaskInfo(BaseModel):
 
 
 class Limits(BaseModel):
-    """What can be uploaded."""
+    """What can be uploaded, and how many pictures are kept."""
 
     bytes: int
     pixels: int
+    pictures: int
     suffixes: list[str]
 
 
@@ -56,12 +59,17 @@ class CatalogResponse(BaseModel):
 
     tasks: list[TaskInfo]
     models: list[ModelInfo]
+    qualities: list[str]
     limits: Limits
     colors: list[str] = Field(serialization_alias="colours")
 
 
 class UploadInfo(BaseModel):
-    """An uploaded image; `sigma` is the noise level found in it (0..255)."""
+    """An uploaded image.
+
+    `sigma` is the noise level found in it (0..255), `notes` say what of the file is not kept, and
+    `formats` are the suffixes of the files that a result can be had as.
+    """
 
     id: str
     name: str
@@ -71,6 +79,8 @@ class UploadInfo(BaseModel):
     dtype: str
     alpha: bool
     sigma: float
+    notes: list[str]
+    formats: list[str]
 
 
 class _Request(BaseModel):
@@ -80,17 +90,26 @@ class _Request(BaseModel):
 class RestoreRequest(_Request):
     """What to do with an upload. `sigma`: null takes the estimate; `model`: null chooses.
 
-    With `noise` above 0, white Gaussian noise of that level is added first, and the answer has
-    PSNR and SSIM of the noisy and the restored image.
+    `method` "bm3d" removes noise without a network. Without a `model`, `quality` chooses one. With
+    `noise` above 0, white Gaussian noise of that level is added first, and the answer has PSNR and
+    SSIM of the noisy and the restored image.
     """
 
     picture: Identifier
     task: Name = "denoise"
+    method: Literal["nlrn", "bm3d"] = "nlrn"
+    quality: Quality = "balanced"
     sigma: Level | None = None
-    strength: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
     scale: Annotated[float, Field(gt=1, le=4, allow_inf_nan=False)] = 2.0
     model: Name | None = None
     noise: Level = 0.0
+
+
+class EstimateResponse(BaseModel):
+    """How long a restoration will take, roughly, and what will do it; null if nobody knows."""
+
+    seconds: float | None
+    model: str | None
 
 
 class TraceRequest(_Request):
@@ -98,6 +117,7 @@ class TraceRequest(_Request):
 
     picture: Identifier
     sigma: Level | None = None
+    quality: Quality = "balanced"
     model: Name | None = None
     noise: Level = 0.0
     channel: Annotated[int, Field(ge=0, le=2)] = 1
@@ -137,10 +157,18 @@ class JobResponse(BaseModel):
     scores: dict[str, Scores] | None = None
 
 
+class ScoresResponse(BaseModel):
+    """Scores of a result at some strength; null unless noise was added."""
+
+    scores: dict[str, Scores] | None
+
+
 class MapsResponse(BaseModel):
     """The weights of a pixel's neighbors, state by state.
 
     `weights`: for each state the window row by row, to four digits, 0 outside the image.
+    `cell`: side in pixels of what a weight stands for: 2 where the network compares cells of 2 x 2.
+    `color`: whether the network sees all colors at once, and not one channel.
     `halo`: pixels around the window that took part; null for the whole image, which is exact.
     `seconds_for_whole`: estimate for tracing the whole image; null where it cannot be done.
     """
@@ -148,6 +176,8 @@ class MapsResponse(BaseModel):
     row: int
     column: int
     window: int
+    cell: int
+    color: bool
     states: list[int]
     weights: list[list[float]]
     halo: int | None

@@ -11,10 +11,11 @@ from torch import Tensor
 from nlrn import images, metrics
 from nlrn.images import Image
 
+Comparison = dict[str, dict[str, float | None]]
 MAX_SSIM_SAMPLES = 2**23  # beyond, its dozen maps in float64 take gigabytes
 
 
-def compare(result: Image, noisy: Image, clean: Image) -> dict[str, dict[str, float | None]]:
+def compare(result: Image, noisy: Image, clean: Image) -> Comparison:
     """PSNR in dB and SSIM of both images against the clean one, on values rounded to 0..255."""
     truth = _tensor(clean)
     found = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +10,25 @@ from typing import Any
 
 from torch import Tensor
 
-from nlrn import images
 from nlrn.attention_maps import AttentionMaps, planes_for
 from nlrn.hardware import choose_device
 from nlrn.inference import Settings
 from nlrn.models import Network
-from nlrn.web import scores
+from nlrn.restoration.choice import Choice
 from nlrn.web.catalog import Catalog
+from nlrn.web.estimates import Estimates
 from nlrn.web.jobs import Job, Worker
 from nlrn.web.map_cache import MapCache, TraceKey
-from nlrn.web.schema import MapRequest, MapsResponse, RestoreRequest, TaskInfo, TraceRequest
-from nlrn.web.uploads import Upload, Uploads, write_preview
+from nlrn.web.results import Results
+from nlrn.web.schema import (
+    EstimateResponse,
+    MapRequest,
+    MapsResponse,
+    RestoreRequest,
+    TaskInfo,
+    TraceRequest,
+)
+from nlrn.web.uploads import Upload, Uploads
 
 MAX_WAITING = 4  # jobs in front of which nobody likes to wait anyway
 
@@ -54,6 +61,7 @@ class Service:
         settings = Settings(dtype=options.dtype, device=options.device)
         self.device = choose_device(options.device)
         self.catalog = Catalog(options.models, settings)
+        self.estimates = Estimates(self.catalog)
         self.map_cache = MapCache(self.device, settings.precision)
         self.max_pixels, self.max_bytes = options.max_pixels, options.max_bytes
         self._planes: tuple[tuple[object, ...], Tensor] | None = None  # of the last click
@@ -61,8 +69,9 @@ class Service:
     def __enter__(self) -> Service:
         self._temporary = tempfile.TemporaryDirectory(prefix="nlrn-web-")
         self.folder = Path(self._temporary.name)
-        self.uploads = Uploads(self.folder, self.max_pixels, self._forget_traces)
-        self.worker = Worker(MAX_WAITING, self._forget_results)
+        self.uploads = Uploads(self.folder, self.max_pixels, self._forget_upload)
+        self.results = Results(self.folder, self.uploads)
+        self.worker = Worker(MAX_WAITING, self.results.forget)
         self.worker.submit(Job("warm-up", self._warm_up))
         return self
 
@@ -73,7 +82,7 @@ class Service:
     def start_restoration(self, upload: Upload, request: RestoreRequest) -> Job:
         """Queues a restoration; what makes no sense is refused at once."""
         task = self.catalog.task(request.task)
-        self.catalog.choose(task.name, request.model)  # a wrong name
+        self.catalog.choose_for(request, 0.0, upload.channels)  # a wrong name
         if "scale" in task.controls and upload.size * request.scale**2 > self.max_pixels:
             limit = f"the limit is {self.max_pixels / 1e6:g} million pixels"
             raise ValueError(f"the result of scale {request.scale:g} would be too large: {limit}")
@@ -81,9 +90,30 @@ class Service:
             Job(task.name, lambda job: self._restore(job, upload, task, request))
         )
 
+    def known_estimate(self, upload: Upload, request: RestoreRequest) -> EstimateResponse | None:
+        """How long a restoration will take, if nothing has to be measured for that."""
+        self.catalog.task(request.task)
+        work = self._work(upload, request)
+        seconds = self.estimates.known(*work)
+        return None if seconds is None else EstimateResponse(seconds=seconds, model=work[1].model)
+
+    def start_estimate(
+        self, upload: Upload, request: RestoreRequest
+    ) -> tuple[Job, list[EstimateResponse]]:
+        """Queues the measurement, before restorations; the estimate is put into the list."""
+        found: list[EstimateResponse] = []
+
+        def run(job: Job) -> dict[str, Any]:
+            work = self._work(upload, request)
+            seconds = self.estimates.measure(*work)
+            found.append(EstimateResponse(seconds=seconds, model=work[1].model))
+            return {}
+
+        return self.worker.submit(Job("estimate", run), first=True), found
+
     def start_trace(self, upload: Upload, request: TraceRequest) -> Job:
         """Queues the tracing of a whole image."""
-        self.catalog.choose("denoise", request.model)
+        self.catalog.choose("denoise", request.model, request.quality)
 
         def run(job: Job) -> dict[str, Any]:
             key, image, network = self._trace_input(upload, request)
@@ -116,13 +146,15 @@ class Service:
     ) -> MapsResponse:
         """The maps as the page gets them."""
         key, size = self._trace_key(upload, request), (upload.height, upload.width)
-        seconds = self.map_cache.seconds_for_whole(size)
-        if maps.halo is None or self.map_cache.why_not_whole(size, self._network(key)) is not None:
+        seconds, network = self.map_cache.seconds_for_whole(size, key.model), self._network(key)
+        if maps.halo is None or self.map_cache.why_not_whole(size, network) is not None:
             seconds = None
         return MapsResponse(
             row=maps.position[0],
             column=maps.position[1],
             window=maps.weights.shape[-1],
+            cell=maps.cell,
+            color=network.in_channels == 3,
             states=list(maps.states),
             weights=[[float(f"{w:.4g}") for w in map_.flat] for map_ in maps.weights],
             halo=maps.halo,
@@ -131,43 +163,38 @@ class Service:
             seconds_for_whole=seconds,
         )
 
-    def output(self, job: Job, what: str) -> bytes | None:
-        """The "result" or the "preview" of a job, if it is still there."""
-        try:
-            return next(self._results(job.id).glob(f"{what}.*")).read_bytes()
-        except (StopIteration, OSError):
-            return None
+    def _work(
+        self, upload: Upload, request: RestoreRequest
+    ) -> tuple[tuple[int, int], Choice, RestoreRequest, float, int]:
+        """What a time is estimated from: size, model, request, noise level, channels."""
+        sigma = self._sigma(upload, request.sigma, request.noise)
+        choice = self.catalog.choose_for(request, sigma, upload.channels)
+        return (upload.height, upload.width), choice, request, sigma, upload.channels
 
     def _restore(
         self, job: Job, upload: Upload, task: TaskInfo, request: RestoreRequest
     ) -> dict[str, Any]:
         noise = request.noise if "noise" in task.controls else 0.0
         sigma = self._sigma(upload, request.sigma, noise)
-        model = self.catalog.choose(task.name, request.model, sigma, upload.channels)
-        clean = self.uploads.load(upload)
+        choice = self.catalog.choose_for(request, sigma, upload.channels)
         given = self.uploads.load(upload, noise)
-        result = self.catalog.restore(given, model, request, job.report)
-        compared = scores.compare(result, given, clean) if noise else None
-        if noise:  # in float until here, as nothing was rounded
-            result = clean.with_pixels(images.from_float(result.pixels, clean.pixels.dtype))
-        folder = self._results(job.id)
-        folder.mkdir()
-        images.write(folder / f"result{upload.suffix}", result)
-        write_preview(folder / "preview.png", result)
+        restored = self.estimates.restore(given, choice, request, sigma, job.report)
+        name = f"{upload.stem}{task.suffix.format(scale=request.scale)}"
+        self.results.keep(job.id, upload, noise, name, restored)
         return {
             "sigma": sigma if "sigma" in task.controls else None,
-            "model": model,
-            "width": result.width,
-            "height": result.height,
-            "filename": f"{upload.stem}{task.suffix.format(scale=request.scale)}{upload.suffix}",
-            "scores": compared,
+            "model": choice.model,
+            "width": restored.image.width,
+            "height": restored.image.height,
+            "filename": f"{name}{upload.suffix}",
+            "scores": self.results.scores(job.id),
         }
 
     def _warm_up(self, job: Job) -> dict[str, Any]:
         """Loads what the first click and the first image would otherwise wait for."""
         for model in self.catalog.models():
             if model.task == "denoise":
-                network = self.catalog.denoiser(model.name).engine_for(25.0).network
+                network = self.catalog.denoiser(Choice(model.name)).engine_for(25.0).network
                 with contextlib.suppress(ValueError):  # of some networks there are no maps
                     self.map_cache.warm_up(network, job.report)
                     break
@@ -189,22 +216,19 @@ class Service:
         return trace_key, self._planes[1], network
 
     def _trace_key(self, upload: Upload, request: TraceRequest) -> TraceKey:
+        """What a click asks for: the network is the one that restores such a picture."""
         sigma = self._sigma(upload, request.sigma, request.noise)
-        model = self.catalog.choose("denoise", request.model, sigma)
-        return TraceKey(upload.id, request.noise, sigma, model, request.channel)
+        model, quality = request.model, request.quality
+        choice = self.catalog.choose("denoise", model, quality, sigma, upload.channels)
+        return TraceKey(upload.id, request.noise, sigma, choice.model, request.channel)
 
     def _network(self, key: TraceKey) -> Network:
-        return self.catalog.denoiser(key.model).engine_for(key.sigma).network
+        return self.catalog.denoiser(Choice(key.model)).engine_for(key.sigma).network
 
     def _sigma(self, upload: Upload, sigma: float | None, noise: float) -> float:
         return self.uploads.sigma(upload, noise) if sigma is None else sigma
 
-    def _results(self, job: str) -> Path:
-        return self.folder / f"job-{job}"
-
-    def _forget_traces(self, upload: str) -> None:
+    def _forget_upload(self, upload: str) -> None:
         self.map_cache.forget(upload)
         self._planes = None
-
-    def _forget_results(self, job: str) -> None:
-        shutil.rmtree(self._results(job), ignore_errors=True)
+        self.results.forget_upload(upload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import shutil
@@ -17,7 +18,10 @@ from nlrn.degrade import add_noise
 from nlrn.images import Image, ImageError
 from nlrn.restoration.base import noise_level
 
-MAX_UPLOADS = 6
+MAX_UPLOADS = 20
+MAX_UPLOAD_BYTES = 2**30  # of all of them, with what is made for the page
+MAX_PREVIEWS = 2  # of each upload: as it came, and with noise, for one
+MAX_SIGMAS = 50  # noise levels that are remembered of each
 MAX_DECODED = 2  # of them, or of their noisy versions, that stay in memory
 GONE = "this picture is not here any more; send it again"
 # One decoder at a time: that bounds memory, and jobs.py says what else it is for.
@@ -36,6 +40,7 @@ class Upload:
     channels: int
     dtype: str
     alpha: bool
+    notes: tuple[str, ...] = ()
     sigmas: dict[float, float] = field(default_factory=dict)
 
     @property
@@ -63,6 +68,7 @@ class Uploads:
         self._known: dict[str, Upload] = {}
         self._decoded: dict[tuple[str, float], Image] = {}
         self._lock = threading.Lock()
+        self._previewing = threading.Lock()
 
     def new_file(self, name: str) -> Path:
         """A path for an upload, in a folder of its own; only the suffix is the sender's."""
@@ -79,9 +85,7 @@ class Uploads:
         upload = self._describe(path, name)
         with self._lock:
             self._known[upload.id] = upload
-            old = list(self._known)[:-MAX_UPLOADS]
-        for identifier in old:
-            self.forget(identifier)
+        self._forget_old()
         return upload
 
     def discard_unless_known(self, path: Path) -> None:
@@ -105,6 +109,7 @@ class Uploads:
             channels=1 if image.pixels.ndim == 2 else 3,
             dtype=image.pixels.dtype.name,
             alpha=image.alpha is not None,
+            notes=image.notes,
             sigmas={0.0: noise_level(image, None)},
         )
 
@@ -124,6 +129,13 @@ class Uploads:
         if upload is not None:
             shutil.rmtree(upload.path.parent, ignore_errors=True)
             self._on_forget(identifier)
+
+    def _forget_old(self) -> None:
+        known = list(self._known.copy().values())
+        sizes = [stored_bytes(upload.path.parent) for upload in known]
+        for place, upload in enumerate(known[:-1]):
+            if len(known) - place > MAX_UPLOADS or sum(sizes[place:]) > MAX_UPLOAD_BYTES:
+                self.forget(upload.id)
 
     def load(self, upload: Upload, noise: float = 0.0) -> Image:
         """The image, or a float32 version with white noise of level `noise` (0..255) added."""
@@ -147,18 +159,39 @@ class Uploads:
     def sigma(self, upload: Upload, noise: float = 0.0) -> float:
         """The noise level found in the image, or in the version with noise added."""
         if noise not in upload.sigmas:
-            upload.sigmas[noise] = noise_level(self.load(upload, noise), None)
+            level = noise_level(self.load(upload, noise), None)
+            with self._lock:
+                for old in list(upload.sigmas)[1 : -MAX_SIGMAS + 2]:  # the first is the image's own
+                    del upload.sigmas[old]
+                upload.sigmas[noise] = level
+            return level
         return upload.sigmas[noise]
 
     def preview(self, upload: Upload, noise: float = 0.0) -> bytes:
         """An 8-bit PNG of the image, or of the version with noise added, for browsers."""
-        path = upload.path.with_name(f"preview-{noise:g}.png")
+        path = upload.path.with_name(f"preview-{noise!r}.png")
         try:
-            if not path.exists():
-                write_preview(path, self.load(upload, noise))
-            return path.read_bytes()
+            with self._previewing:
+                if not path.exists():
+                    others = [file for file in path.parent.glob("preview-*.png") if file != path]
+                    for old in sorted(others, key=lambda file: file.stat().st_mtime_ns):
+                        if len(others) >= MAX_PREVIEWS:
+                            old.unlink()
+                            others.remove(old)
+                    write_preview(path, self.load(upload, noise))
+                    self._forget_old()
+                return path.read_bytes()
         except (ImageError, OSError) as error:
             raise ValueError(GONE) from error
+
+
+def stored_bytes(folder: Path) -> int:
+    """Size of all files in a folder; of one that is being removed, of what is left."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for file in folder.iterdir():
+            total += file.stat().st_size
+    return total
 
 
 def with_noise(image: Image, sigma: float) -> Image:

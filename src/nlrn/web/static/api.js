@@ -28,9 +28,12 @@ export const upload = (file) =>
 export const facts = (picture, noise) => ask(`api/pictures/${picture}?noise=${noise}`);
 export const previewOfUpload = (picture, noise) => `api/pictures/${picture}/preview?noise=${noise}`;
 export const previewOfJob = (job) => `api/jobs/${job}/preview`;
-export const resultOfJob = (job) => `api/jobs/${job}/result`;
+export const resultOfJob = (job, strength, format) => `api/jobs/${job}/result?strength=${strength}&format=${format}`;
+export const scoresOfJob = (job, strength) => ask(`api/jobs/${job}/scores?strength=${strength}`);
+export const forget = (picture) => ask(`api/pictures/${picture}`, { method: "DELETE", keepalive: true });
 
 export const startRestoration = (request) => post("api/jobs", request);
+export const estimate = (request, signal) => post("api/estimates", request, signal);
 export const startTrace = (request) => post("api/traces", request);
 export const maps = (request, signal) => post("api/maps", request, signal);
 export const cancel = (job) => ask(`api/jobs/${job}`, { method: "DELETE", keepalive: true });

@@ -7,8 +7,8 @@ const by = (id) => document.getElementById(id);
 
 export class Explorer {
   /** @param getTraceRequest gives {picture, sigma, model, noise} of what is on the screen. */
-  constructor(viewer, getTraceRequest, { colors, isBusy, onError, onStatus }) {
-    Object.assign(this, { viewer, getTraceRequest, isBusy, onError, onStatus });
+  constructor(viewer, getTraceRequest, { colors, isBusy, isGray, onError, onStatus }) {
+    Object.assign(this, { viewer, getTraceRequest, isBusy, isGray, onError, onStatus });
     this.maps = null;
     this.table = colorTable(colors);
     by("ramp").style.background = `linear-gradient(90deg, ${colors.join(", ")})`;
@@ -74,6 +74,7 @@ export class Explorer {
     by("maps").hidden = false;
     by("invite").hidden = true;
     by("state").max = maps.states.length;
+    by("channels").hidden = maps.color || this.isGray();
     this.drawSmall();
     this.choose(kept);
     this.tellSource();
@@ -94,14 +95,15 @@ export class Explorer {
     const sorted = [...weights].sort((a, b) => b - a);
     let half = 0;
     for (let sum = 0; sum < 0.5 && half < sorted.length; half += 1) sum += sorted[half];
-    by("pixel").textContent = `Row ${maps.row}, column ${maps.column}, its ${maps.window} × ${maps.window} neighbours`;
+    const cells = maps.cell === 1 ? "" : `, cells of ${maps.cell} × ${maps.cell} pixels`;
+    by("pixel").textContent = `Row ${maps.row}, column ${maps.column}, its ${maps.window} × ${maps.window} neighbours${cells}`;
     by("state-shown").textContent = `state ${maps.states[state]} of ${maps.states.at(-1)}`;
     by("state").setAttribute("aria-valuetext", `state ${maps.states[state]}`);
     by("quarter").textContent = (maps.largest[state] / 4).toPrecision(2);
     by("top").textContent = maps.largest[state].toPrecision(2);
     by("meaning").textContent =
       `The strongest neighbour counts ${(maps.largest[state] / even).toFixed(0)} times an even share; ` +
-      `half of the weight is on ${half} of ${Math.round(1 / even)} pixels.`;
+      `half of the weight is on ${half} of ${Math.round(1 / even)} ${maps.cell === 1 ? "pixels" : "cells"}.`;
     by("large").setAttribute("aria-label", `${by("pixel").textContent}, state ${maps.states[state]}. ${by("meaning").textContent}`);
     for (const [i, button] of [...by("small").children].entries()) button.setAttribute("aria-pressed", i === state);
     this.drawLarge();
@@ -163,12 +165,19 @@ export class Explorer {
     const side = Math.round((canvas.clientWidth || 340) * density);
     canvas.width = canvas.height = side;
     const brush = canvas.getContext("2d");
-    const { row, column, window: span } = this.maps;
-    const first = [row - (span - 1) / 2, column - (span - 1) / 2];
+    const { window: span, cell } = this.maps;
+    const { top, left } = this.corner();
     brush.imageSmoothingEnabled = false;
-    brush.drawImage(this.viewer.before, first[1], first[0], span, span, 0, 0, side, side);
+    brush.drawImage(this.viewer.before, left, top, span * cell, span * cell, 0, 0, side, side);
     brush.drawImage(this.layer(), 0, 0, side, side);
     this.mark(brush, 0, 0, side / span);
+  }
+
+  /** The picture's pixel at which the maps begin: cells lie on a grid, whichever pixel is asked for. */
+  corner() {
+    const { row, column, window: span, cell } = this.maps;
+    const first = (place) => (Math.floor(place / cell) - (span - 1) / 2) * cell;
+    return { top: first(row), left: first(column) };
   }
 
   /** Outlines of the strongest neighbours and of the pixel, the map's corner being at x, y. */
@@ -189,17 +198,17 @@ export class Explorer {
     const { viewer, maps } = this;
     if (!this.enabled || by("maps").hidden) return;
     if (maps && by("overlay").checked) {
-      const middle = (maps.window - 1) / 2;
-      const x = viewer.x + (maps.column - middle) * viewer.scale;
-      const y = viewer.y + (maps.row - middle) * viewer.scale;
-      const side = maps.window * viewer.scale;
+      const { top, left } = this.corner();
+      const [x, y] = [viewer.x + left * viewer.scale, viewer.y + top * viewer.scale];
+      const side = maps.window * maps.cell * viewer.scale;
       brush.save();
       brush.beginPath();
       brush.rect(viewer.x, viewer.y, viewer.width * viewer.scale, viewer.height * viewer.scale);
       brush.clip();
       brush.imageSmoothingEnabled = false;
       brush.drawImage(this.layer(), x, y, side, side);
-      if (viewer.scale >= 3) this.mark(brush, x, y, viewer.scale);
+      const size = maps.cell * viewer.scale;
+      if (size >= 3) this.mark(brush, x, y, size);
       brush.restore();
       brush.strokeStyle = "#fff";
       brush.lineWidth = 1.5;

@@ -1,4 +1,5 @@
-// The picture on a canvas: before and after with a divider, zoom, pan, and a pixel under the pointer.
+// The picture on a canvas: before and after with a divider or side by side, zoom, pan, and a pixel
+// under the pointer.
 
 const LARGEST = 48; // screen pixels for one of the picture
 const GRIP = 16; // how near to the divider a drag takes hold of it
@@ -9,6 +10,9 @@ export class Viewer extends EventTarget {
     super();
     this.canvas = canvas;
     this.before = this.after = null;
+    this.rival = null; // what stands on the left instead of before
+    this.strength = 1; // of after and rival: the rest is before
+    this.beside = false; // both in full beside each other, instead of parted by a divider
     this.split = 0.5;
     this.scale = 1; // screen pixels for one of the picture
     this.x = this.y = 0; // of the picture's corner on the screen
@@ -26,18 +30,25 @@ export class Viewer extends EventTarget {
   /** Screen pixels for one of the result, or of the picture while there is none. */
   get zoomed() { return (this.scale * this.width) / (this.after?.naturalWidth ?? this.width); }
 
-  show(before, after = null) {
+  /** Width of the part of the canvas in which a picture is seen. */
+  get room() { return this.canvas.clientWidth / (this.after && this.beside ? 2 : 1); }
+
+  show(before, after = null, rival = null) {
     const same = this.before && before.naturalWidth === this.width && before.naturalHeight === this.height;
-    this.before = before;
-    this.after = after;
-    if (same) this.changed();
+    Object.assign(this, { before, after, rival });
+    if (same && this.seenIn === this.room) this.changed();
     else this.fit();
+  }
+
+  setBeside(on) {
+    this.beside = on;
+    this.fit();
   }
 
   // What is seen
 
   fit() {
-    const { clientWidth: w, clientHeight: h } = this.canvas;
+    const [w, h] = [this.room, this.canvas.clientHeight];
     this.scale = Math.min(w / this.width, h / this.height, 32);
     this.x = (w - this.width * this.scale) / 2;
     this.y = (h - this.height * this.scale) / 2;
@@ -46,8 +57,8 @@ export class Viewer extends EventTarget {
   }
 
   /** Zooms by a factor, the given point of the screen staying where it is. */
-  zoom(factor, x = this.canvas.clientWidth / 2, y = this.canvas.clientHeight / 2) {
-    const { clientWidth: w, clientHeight: h } = this.canvas;
+  zoom(factor, x = this.room / 2, y = this.canvas.clientHeight / 2) {
+    const [w, h] = [this.room, this.canvas.clientHeight];
     const least = Math.min(1, 0.5 * Math.min(w / this.width, h / this.height));
     const scale = Math.min(LARGEST, Math.max(least, this.scale * factor));
     this.x = x - ((x - this.x) * scale) / this.scale;
@@ -56,17 +67,8 @@ export class Viewer extends EventTarget {
     this.moved();
   }
 
-  /** Brings a square of pixels into the middle, as large as it fits. */
-  zoomTo(row, column, side) {
-    const { clientWidth: w, clientHeight: h } = this.canvas;
-    this.scale = Math.min(LARGEST, (0.8 * Math.min(w, h)) / side);
-    this.x = w / 2 - (column + 0.5) * this.scale;
-    this.y = h / 2 - (row + 0.5) * this.scale;
-    this.moved();
-  }
-
   moved() {
-    const { clientWidth: w, clientHeight: h } = this.canvas;
+    const [w, h] = [this.room, this.canvas.clientHeight];
     const edge = 40; // of the picture that always stays in view
     this.x = Math.min(w - edge, Math.max(edge - this.width * this.scale, this.x));
     this.y = Math.min(h - edge, Math.max(edge - this.height * this.scale, this.y));
@@ -80,9 +82,13 @@ export class Viewer extends EventTarget {
   }
 
   changed() {
+    this.seenIn = this.room;
     this.dispatchEvent(new CustomEvent("view"));
     this.draw();
   }
+
+  /** A place on the screen, as if there were only the left of two pictures. */
+  place(event) { return { x: event.offsetX % Math.max(1, this.room), y: event.offsetY }; }
 
   pixel(x, y) {
     const column = Math.floor((x - this.x) / this.scale);
@@ -111,10 +117,11 @@ export class Viewer extends EventTarget {
   pointerdown(event) {
     if (!this.before || event.button > 0) return;
     this.canvas.setPointerCapture(event.pointerId);
-    this.pointers.set(event.pointerId, { x: event.offsetX, y: event.offsetY });
-    this.down = { x: event.offsetX, y: event.offsetY };
+    const at = { x: event.offsetX, y: event.offsetY };
+    this.pointers.set(event.pointerId, at);
+    this.down = at;
     this.travelled = this.pointers.size > 1;
-    this.dividing = this.after && this.pointers.size === 1 && this.onDivider(event.offsetX);
+    this.dividing = this.after && !this.beside && this.pointers.size === 1 && this.onDivider(event.offsetX);
   }
 
   onDivider(x) { return Math.abs(x - this.divider) < GRIP; }
@@ -123,8 +130,9 @@ export class Viewer extends EventTarget {
     const at = { x: event.offsetX, y: event.offsetY };
     const last = this.pointers.get(event.pointerId);
     if (!last) {
-      this.canvas.classList.toggle("dividing", Boolean(this.after) && this.onDivider(at.x));
-      const pixel = this.before && this.pixel(at.x, at.y);
+      this.canvas.classList.toggle("dividing", Boolean(this.after) && !this.beside && this.onDivider(at.x));
+      const { x, y } = this.place(event);
+      const pixel = this.before && this.pixel(x, y);
       if (pixel) this.dispatchEvent(new CustomEvent("hover", { detail: pixel }));
       return;
     }
@@ -135,7 +143,7 @@ export class Viewer extends EventTarget {
       const is = Math.hypot(at.x - other.x, at.y - other.y);
       this.x += (at.x - last.x) / 2;
       this.y += (at.y - last.y) / 2;
-      this.zoom(is / Math.max(1, was), (at.x + other.x) / 2, (at.y + other.y) / 2);
+      this.zoom(is / Math.max(1, was), ((at.x + other.x) / 2) % Math.max(1, this.room), (at.y + other.y) / 2);
     } else if (this.dividing) {
       this.divide(at.x);
     } else if (this.travelled) {
@@ -150,7 +158,8 @@ export class Viewer extends EventTarget {
   pointerup(event) {
     const clicked = this.pointers.delete(event.pointerId) && !this.travelled;
     this.canvas.classList.remove("grabbing");
-    const pixel = this.pixel(event.offsetX, event.offsetY);
+    const { x, y } = this.place(event);
+    const pixel = this.pixel(x, y);
     if (clicked && pixel) this.dispatchEvent(new CustomEvent("pick", { detail: pixel }));
   }
 
@@ -165,7 +174,8 @@ export class Viewer extends EventTarget {
     if (!this.before || (!event.ctrlKey && root.scrollHeight > root.clientHeight + 2)) return;
     event.preventDefault();
     const lines = event.deltaMode === 1 ? 24 : 1;
-    this.zoom(Math.exp((-event.deltaY * lines) / 320), event.offsetX, event.offsetY);
+    const { x, y } = this.place(event);
+    this.zoom(Math.exp((-event.deltaY * lines) / 320), x, y);
   }
 
   // Drawing
@@ -190,23 +200,41 @@ export class Viewer extends EventTarget {
     brush.setTransform(density, 0, 0, density, 0, 0);
     brush.clearRect(0, 0, w, h);
     if (!this.before) return;
-    const divider = this.after ? this.divider : w;
-    this.paintPart(brush, this.before, 0, divider, h);
-    if (this.after) this.paintPart(brush, this.after, divider, w, h);
-    this.paintOver?.(brush, this);
-    if (this.after) paintDivider(brush, divider, h);
+    for (const pane of this.panes(w)) this.paintPane(brush, pane, h);
+    if (this.after && !this.beside) paintDivider(brush, this.divider, h);
   }
 
-  paintPart(brush, image, from, to, h) {
+  /** Parts of the canvas: the picture in each, from where to where, and how far it is shifted. */
+  panes(w) {
+    if (!this.after) return [{ image: this.before, from: 0, to: w, shift: 0 }];
+    const middle = this.beside ? w / 2 : this.divider;
+    const left = { image: this.rival ?? this.before, from: 0, to: middle, shift: 0 };
+    return [left, { image: this.after, from: middle, to: w, shift: this.beside ? middle : 0 }];
+  }
+
+  paintPane(brush, { image, from, to, shift }, h) {
     brush.save();
     brush.beginPath();
-    brush.rect(from, 0, to - from, h);
+    brush.rect(from + (shift ? 1 : 0), 0, to - from, h);
     brush.clip();
+    brush.translate(shift, 0);
+    const share = image === this.before || image.naturalWidth !== this.width ? 1 : this.strength;
+    // What was there is cleared: so the two parts add up to the mix, also where it is transparent.
+    if (share < 1) this.paintImage(brush, this.before, 1 - share);
+    brush.globalCompositeOperation = "lighter";
+    if (share > 0) this.paintImage(brush, image, share);
+    brush.globalCompositeOperation = "source-over";
+    brush.globalAlpha = 1;
+    this.paintOver?.(brush, this);
+    brush.restore();
+  }
+
+  paintImage(brush, image, share) {
     const enlarged = (this.scale * this.width) / image.naturalWidth >= 1;
     brush.imageSmoothingEnabled = !enlarged; // pixels are to be seen as such
     brush.imageSmoothingQuality = "high";
+    brush.globalAlpha = share;
     brush.drawImage(image, this.x, this.y, this.width * this.scale, this.height * this.scale);
-    brush.restore();
   }
 }
 
