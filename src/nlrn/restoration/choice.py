@@ -32,12 +32,13 @@ def check_quality(quality: str) -> str:
 def choose_denoiser(sigma: float, channels: int = 1, quality: str = "balanced") -> Choice:
     """The denoising model for a noise level (0..255) and images of that many channels.
 
-    A model for all levels comes first, a fast one for "fast". For gray, "best" is the paper's
-    network, which is trained for one level; for color it is eight views.
+    A model for all levels comes first, a fast one for "fast" alone. For gray, "best" is the
+    paper's network, which is trained for one level; for color it is eight views.
     """
     cards = [card for card in weights.list_models() if card.task == "denoise"]
     universal = [c.name for c in cards if c.sigma_range is not None and c.channels == channels]
-    if not universal or (quality == "best" and channels == 1):
+    only_fast = all(_is_fast(name) for name in universal)
+    if not universal or (quality != "fast" and only_fast) or (quality == "best" and channels == 1):
         return Choice(_nearest_level(cards, sigma))
     return Choice(_of_speed(universal, quality), ALL_VIEWS if quality == "best" else 1)
 
@@ -67,5 +68,9 @@ def choose_upscaler(quality: str = "balanced") -> Choice:
 
 def _of_speed(names: list[str], quality: str) -> str:
     """The first fast model for "fast", the first other one otherwise, if there are such."""
-    wanted = [name for name in names if name.endswith("-fast") == (quality == "fast")]
+    wanted = [name for name in names if _is_fast(name) == (quality == "fast")]
     return (wanted or names)[0]
+
+
+def _is_fast(name: str) -> bool:
+    return name.endswith("-fast")
