@@ -17,6 +17,7 @@ from nlrn.degrade import add_noise, rgb2gray
 from nlrn.inference import Settings
 from nlrn.models.nlrn import CONFIGS, NLRN, random_network
 from nlrn.restoration import classic
+from nlrn.restoration.base import at_strength
 from nlrn.restoration.choice import choose_denoiser
 from nlrn.weights import ModelCard, Published
 
@@ -59,6 +60,17 @@ def test_a_colour_network_takes_gray_and_colour() -> None:
     network = random_network(dataclasses.replace(SMALL, in_channels=3, out_channels=3))
     for shape in ((10, 13), (10, 13, 3)):
         assert nlrn.denoise(noisy(shape, "float32"), 25, model=network).shape == shape
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "float64"])
+def test_any_strength_is_had_from_one_result(network: NLRN, dtype: str) -> None:
+    image = images.Image(noisy((10, 12, 3), dtype))
+    for denoiser in (nlrn.Denoiser(network), nlrn.ClassicDenoiser("nlm", device="cpu")):
+        full = denoiser.restore(image, 25).full
+        for strength in (0, 0.3, 1):
+            expected = denoiser.restore(image, 25, strength=strength).image.pixels
+            assert np.array_equal(at_strength(image, full, strength).pixels, expected)
+        assert denoiser.restore(image, 0).full is None
 
 
 def test_strength_blends(network: NLRN) -> None:

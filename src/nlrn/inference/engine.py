@@ -192,17 +192,17 @@ class Engine:
             if progress is not None:
                 progress(done, total)
 
-        def restored(part: Tensor) -> Tensor:
-            with keep_freed_memory() if device.type == "cpu" else nullcontext():
-                results = [undo(prepared(do(part), on_step)) for do, undo in flips(views)]
-            return results[0] if views == 1 else torch.stack(results).mean(0)
-
         result = image.new_zeros(batch, self.network.out_channels, height, width)
         with beside_others() as look_again:
             for one, out in zip(image, result, strict=True):
                 for tile in tiles:
                     # To the device once, and back once: in between nothing waits for it.
-                    mean = restored(one[:, tile.input[0], tile.input[1]][None].to(device))
+                    part = one[:, tile.input[0], tile.input[1]][None].to(device)
+                    results = []
+                    with keep_freed_memory() if device.type == "cpu" else nullcontext():
+                        for do, undo in flips(views):
+                            results.append(undo(prepared(do(part), on_step)))
+                    mean = results[0] if views == 1 else torch.stack(results).mean(0)
                     if len(tiles) == 1:
                         out.copy_(mean[0])
                     else:

@@ -19,6 +19,7 @@ UPLOAD_TIMEOUT = 120  # seconds for a file to arrive
 UPLOAD_GRACE = 10  # seconds after which it has to keep up the rate below
 SLOWEST_UPLOAD = 2**15  # bytes a second
 MAX_UPLOADS_AT_ONCE = 8  # uploads that are received; others wait
+MAX_READ_AT_ONCE = 2  # of those that are here: it takes memory
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 Noise = Annotated[float, Query(ge=0, le=255, allow_inf_nan=False)]
 router = APIRouter(prefix="/api", responses=ERRORS)
@@ -49,9 +50,10 @@ async def upload(request: Request, name: Annotated[str, Query(max_length=255)]) 
             await slots.acquire()
         try:
             await _receive(request, path)
+            async with request.app.state.reading_slots:
+                added = await run_in_threadpool(service.uploads.add, path, name)
         finally:
             slots.release()
-        added = await run_in_threadpool(service.uploads.add, path, name)
     except TimeoutError as error:
         raise HTTPException(408, "the upload was too slow") from error
     except ValueError as error:

@@ -21,7 +21,7 @@ from nlrn.restoration.choice import QUALITIES
 from nlrn.web import job_routes, picture_routes, schema
 from nlrn.web.answers import ERRORS, as_error_response, service_of
 from nlrn.web.jobs import BusyError
-from nlrn.web.picture_routes import MAX_UPLOADS_AT_ONCE
+from nlrn.web.picture_routes import MAX_READ_AT_ONCE, MAX_UPLOADS_AT_ONCE
 from nlrn.web.security import ANY_ADDRESS, SecurityMiddleware
 from nlrn.web.service import Options, Service
 from nlrn.web.uploads import MAX_UPLOADS
@@ -38,6 +38,7 @@ def create_app(options: Options) -> FastAPI:
         with service:
             app.state.service = service
             app.state.upload_slots = asyncio.Semaphore(MAX_UPLOADS_AT_ONCE)
+            app.state.reading_slots = asyncio.Semaphore(MAX_READ_AT_ONCE)
             yield
 
     # The interactive pages of FastAPI load scripts from elsewhere: the schema is enough.
