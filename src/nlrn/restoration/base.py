@@ -18,7 +18,7 @@ from nlrn.images import Image
 from nlrn.images.samples import likely_white
 from nlrn.inference.engine import Engine
 from nlrn.models import Network
-from nlrn.noise import estimate_sigma
+from nlrn.noise import NoiseEstimate, estimate_noise
 from nlrn.progress import Progress
 
 LARGEST_SIGMA = 255  # on the 0..255 scale: beyond it there is nothing to find
@@ -92,21 +92,28 @@ def check_image(image: Image) -> None:
         raise ValueError(f"restore takes an nlrn.images.Image, got {got}")
 
 
-def noise_level(image: Image, sigma: float | None) -> float:
-    """The given noise level if it makes sense, the estimated one if none is given."""
+def noise_of(image: Image, sigma: float | None) -> NoiseEstimate:
+    """The given noise level if it makes sense, the estimated noise if none is given."""
     check_image(image)
     if sigma is None:
-        level = estimate_sigma(image.pixels)
-        if level > LARGEST_SIGMA:
-            raise ValueError(f"noise of sigma {level:.0f} found: float values are to be in [0, 1]")
+        noise = estimate_noise(image.pixels)
+        if noise.level > LARGEST_SIGMA:
+            found = f"noise of sigma {noise.level:.0f} found"
+            raise ValueError(f"{found}: float values are to be in [0, 1]")
         if 1 in (image.height, image.width):
             warn("one row or column is too little to estimate noise")
     else:
         level = check_level(sigma)
+        noise = NoiseEstimate(level, white=level, jpeg=0.0)
         if image.pixels.dtype.kind == "f" and 0 < level < 1:
             warn(f"sigma {level:g} is on the 0..255 scale, also for float images: hardly any noise")
     warn_of_range(image)
-    return level
+    return noise
+
+
+def noise_facts(noise: NoiseEstimate) -> dict[str, Any]:
+    """What a restoration tells of the noise: its level, and whether it was found correlated."""
+    return {"sigma": round(noise.level, 2)} | ({"correlated": True} if noise.is_correlated else {})
 
 
 def warn_of_range(image: Image) -> None:
@@ -142,7 +149,7 @@ def batch_levels(x: Tensor, sigma: float | Tensor | None) -> list[float]:
     """
     if sigma is None:
         arrays = x.detach().float().permute(0, 2, 3, 1).cpu().numpy()  # B H W C
-        return [check_level(estimate_sigma(array)) for array in arrays]
+        return [check_level(estimate_noise(array).level) for array in arrays]
     given = torch.as_tensor(sigma, dtype=torch.float64).flatten().tolist()
     if len(given) not in (1, len(x)):
         raise ValueError(f"sigma must be a number or one for each of {len(x)}, got {len(given)}")

@@ -23,7 +23,8 @@ from nlrn.restoration.base import (
     check_batch,
     check_level,
     check_strength,
-    noise_level,
+    noise_facts,
+    noise_of,
 )
 
 METHODS: dict[str, Callable[..., np.ndarray]] = {
@@ -79,8 +80,8 @@ class ClassicDenoiser(nn.Module):
     ) -> Restored:
         """The image without its noise; alpha and metadata stay. Arguments as `Denoiser.restore`."""
         strength = self.strength if strength is None else check_strength(strength)
-        level = noise_level(image, self.sigma if sigma is None else sigma)
-        facts = {"sigma": round(level, 2), "method": self.method}
+        noise = noise_of(image, self.sigma if sigma is None else sigma)
+        level, facts = noise.level, noise_facts(noise) | {"method": self.method}
         if strength == 0 or level == 0:
             return Restored(image.with_pixels(image.pixels.copy()), facts)
         if announce is not None and self.method in SLOW and image.pixels.size >= WORTH_MEASURING:

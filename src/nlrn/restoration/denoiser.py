@@ -28,7 +28,8 @@ from nlrn.restoration.base import (
     from_planes,
     is_flat,
     model_name,
-    noise_level,
+    noise_facts,
+    noise_of,
     to_planes,
 )
 from nlrn.restoration.choice import Choice, check_quality, choose_denoiser
@@ -117,10 +118,11 @@ class Denoiser(nn.Module):
             announce: called before long work with the seconds it may take.
         """
         strength = self.strength if strength is None else check_strength(strength)
-        level = noise_level(image, self.sigma if sigma is None else sigma)
+        noise = noise_of(image, self.sigma if sigma is None else sigma)
+        level = noise.level
         channels = 1 if image.pixels.ndim == 2 else 3
         name = self.choice_for(level, channels).model
-        facts = {"sigma": round(level, 2), "method": "nlrn", "model": name}
+        facts = noise_facts(noise) | {"method": "nlrn", "model": name}
         if strength == 0 or level == 0:
             return Restored(image.with_pixels(image.pixels.copy()), facts)
         engine, pixels = self.engine_for(level, channels), images.to_float(image.pixels)

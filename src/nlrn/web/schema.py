@@ -61,7 +61,10 @@ class CatalogResponse(BaseModel):
 
 
 class UploadInfo(BaseModel):
-    """An uploaded image; `sigma` is the noise level found in it (0..255)."""
+    """An uploaded image; `sigma` is the noise level found in it (0..255).
+
+    `correlated`: neighboring pixels have noise in common, as in a camera's JPEG.
+    """
 
     id: str
     name: str
@@ -71,6 +74,7 @@ class UploadInfo(BaseModel):
     dtype: str
     alpha: bool
     sigma: float
+    correlated: bool
 
 
 class _Request(BaseModel):

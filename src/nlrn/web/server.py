@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from nlrn import __version__, images
 from nlrn.attention_maps import COLORS
 from nlrn.errors import one_line
+from nlrn.noise import NoiseEstimate
 from nlrn.web import schema
 from nlrn.web.jobs import FINISHED, BusyError, Job, Worker
 from nlrn.web.schema import ErrorResponse, JobResponse, UploadInfo
@@ -198,7 +199,7 @@ async def upload(request: Request, name: Annotated[str, Query(max_length=255)]) 
         raise HTTPException(413 if too_large else 422, str(error)) from error
     finally:
         service.uploads.discard_unless_known(path)
-    return _upload_info(added, added.sigmas[0.0])
+    return _upload_info(added, added.noises[0.0])
 
 
 @router.get("/pictures/{identifier}")
@@ -206,11 +207,11 @@ def picture(request: Request, identifier: str, noise: Noise = 0.0) -> UploadInfo
     """Facts about an upload, or about its version with white noise of that level added."""
     found = _upload(request, identifier)
     with _value_errors_refused():
-        sigma = _service(request).uploads.sigma(found, noise)
-    return _upload_info(found, sigma)
+        measured = _service(request).uploads.noise_in(found, noise)
+    return _upload_info(found, measured)
 
 
-def _upload_info(upload: Upload, sigma: float) -> UploadInfo:
+def _upload_info(upload: Upload, noise: NoiseEstimate) -> UploadInfo:
     return UploadInfo(
         id=upload.id,
         name=f"{upload.stem}{upload.suffix}",
@@ -219,7 +220,8 @@ def _upload_info(upload: Upload, sigma: float) -> UploadInfo:
         channels=upload.channels,
         dtype=upload.dtype,
         alpha=upload.alpha,
-        sigma=sigma,
+        sigma=noise.level,
+        correlated=noise.is_correlated,
     )
 
 

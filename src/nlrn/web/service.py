@@ -197,7 +197,7 @@ class Service:
         return self.catalog.denoiser(key.model).engine_for(key.sigma).network
 
     def _sigma(self, upload: Upload, sigma: float | None, noise: float) -> float:
-        return self.uploads.sigma(upload, noise) if sigma is None else sigma
+        return self.uploads.noise_in(upload, noise).level if sigma is None else sigma
 
     def _results(self, job: str) -> Path:
         return self.folder / f"job-{job}"

@@ -15,7 +15,8 @@ import numpy as np
 from nlrn import images
 from nlrn.degrade import add_noise
 from nlrn.images import Image, ImageError
-from nlrn.restoration.base import noise_level
+from nlrn.noise import NoiseEstimate
+from nlrn.restoration.base import noise_of
 
 MAX_UPLOADS = 6
 MAX_DECODED = 2  # of them, or of their noisy versions, that stay in memory
@@ -26,7 +27,7 @@ DECODING = threading.Lock()
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """An uploaded file; `sigmas` are noise levels found in it, by the noise that was added."""
+    """An uploaded file; `noises` is the noise found in it, by the level that was added."""
 
     id: str
     stem: str
@@ -36,7 +37,7 @@ class Upload:
     channels: int
     dtype: str
     alpha: bool
-    sigmas: dict[float, float] = field(default_factory=dict)
+    noises: dict[float, NoiseEstimate] = field(default_factory=dict)
 
     @property
     def suffix(self) -> str:
@@ -105,7 +106,7 @@ class Uploads:
             channels=1 if image.pixels.ndim == 2 else 3,
             dtype=image.pixels.dtype.name,
             alpha=image.alpha is not None,
-            sigmas={0.0: noise_level(image, None)},
+            noises={0.0: noise_of(image, None)},
         )
 
     def find(self, identifier: str) -> Upload | None:
@@ -144,11 +145,11 @@ class Uploads:
                 del self._decoded[old]
         return found
 
-    def sigma(self, upload: Upload, noise: float = 0.0) -> float:
-        """The noise level found in the image, or in the version with noise added."""
-        if noise not in upload.sigmas:
-            upload.sigmas[noise] = noise_level(self.load(upload, noise), None)
-        return upload.sigmas[noise]
+    def noise_in(self, upload: Upload, noise: float = 0.0) -> NoiseEstimate:
+        """The noise found in the image, or in the version with noise added."""
+        if noise not in upload.noises:
+            upload.noises[noise] = noise_of(self.load(upload, noise), None)
+        return upload.noises[noise]
 
     def preview(self, upload: Upload, noise: float = 0.0) -> bytes:
         """An 8-bit PNG of the image, or of the version with noise added, for browsers."""

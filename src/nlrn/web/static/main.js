@@ -51,6 +51,7 @@ async function showPicture() {
   const noise = addedNoise();
   const [image, facts] = await Promise.all([api.loadImage(api.previewOfUpload(picture.id, noise)), api.facts(picture.id, noise)]);
   picture.sigma = facts.sigma;
+  picture.correlated = facts.correlated;
   shownNoise = noise;
   by("start").hidden = true;
   by("bench").hidden = by("new").hidden = false;
@@ -109,7 +110,7 @@ function settings() {
   const level = sigma() ?? picture?.sigma ?? 25;
   if (by("auto").checked) by("sigma").value = level;
   by("sigma-shown").textContent = by("auto").checked ? "" : level.toFixed(1);
-  by("estimate").textContent = picture ? `${picture.sigma.toFixed(1)} found` : "";
+  by("estimate").textContent = picture ? `${picture.sigma.toFixed(1)} found${picture.correlated ? ", correlated" : ""}` : "";
   by("strength-shown").textContent = `${by("strength").value} %`;
   by("noise-shown").textContent = by("noise").value;
   by("adding").hidden = !by("add").checked;
