@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from nlrn.models.nlrn import NLRNConfig as NLRNConfig
     from nlrn.models.nlrn import NonLocal2d as NonLocal2d
     from nlrn.models.nlrn import NonLocalBlock2d as NonLocalBlock2d
-    from nlrn.noise import NoiseEstimate as NoiseEstimate
     from nlrn.noise import estimate_noise as estimate_noise
     from nlrn.noise import estimate_sigma as estimate_sigma
     from nlrn.restoration import ClassicDenoiser as ClassicDenoiser
@@ -32,7 +31,6 @@ _HOME = {
     "ModelCard": "weights",
     "NLRN": "models.nlrn",
     "NLRNConfig": "models.nlrn",
-    "NoiseEstimate": "noise",
     "NonLocal2d": "models.nlrn",
     "NonLocalBlock2d": "models.nlrn",
     "Settings": "inference",

@@ -64,7 +64,7 @@ def _blocks(pixels: np.ndarray) -> np.ndarray:
     channels = pixels.reshape(*pixels.shape[:2], -1)
     rows, columns = channels.shape[0] // BLOCK, channels.shape[1] // BLOCK
     cut = channels[: rows * BLOCK, : columns * BLOCK]
-    grid = cut.reshape(rows, BLOCK, columns, BLOCK, -1).swapaxes(1, 2)
+    grid = cut.reshape(rows, BLOCK, columns, BLOCK, channels.shape[2]).swapaxes(1, 2)
     stride = 1
     while -(-rows // stride) * -(-columns // stride) > MAX_BLOCKS:
         stride += 1

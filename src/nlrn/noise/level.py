@@ -1,4 +1,4 @@
-"""The level of an image's noise: of white noise, and what a denoiser is to be told of other noise."""
+"""The level of an image's noise: of white noise, and what denoisers are to be told of other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 from nlrn import images
 from nlrn.noise.jpeg import LUMA, compression
 from nlrn.noise.white import ChannelNoise, estimate_channel
-
 
 # What a denoiser is best told of an image in a JPEG: this times the strength of the compression, at
 # most the second; docs/camera-photos.md says on which images they were chosen.

@@ -41,21 +41,38 @@ class ChannelNoise(NamedTuple):
     level: float
 
 
+class Bounds(NamedTuple):
+    """Values to which a channel was clipped; infinite where it was not."""
+
+    low: float
+    high: float
+
+
 def estimate_channel(channel: np.ndarray) -> ChannelNoise:
     """The noise in a channel [H, W]."""
-    low = 0.0 if channel.min() == 0 else -np.inf
-    high = 1.0 if channel.max() == 1 else np.inf
-    patches = _patches(channel)
-    # Blown highlights and black bars are flat without showing the noise.
-    saturated = ((patches <= low) | (patches >= high)).mean(axis=1)
-    patches = patches[saturated < 0.9]
+    bounds = clipped_to(channel)
+    patches = live_patches(channel, bounds)
     if len(patches) < MIN_PATCHES:
         difference = _median_difference(channel)
         return ChannelNoise(difference, difference)
-    return _noise_of(patches, low, high)
+    return noise_in(patches, *bounds)
 
 
-def _noise_of(patches: np.ndarray, low: float, high: float) -> ChannelNoise:
+def clipped_to(channel: np.ndarray) -> Bounds:
+    """The ends of [0, 1] that a channel [H, W] reaches without going beyond."""
+    low = 0.0 if channel.min() == 0 else -np.inf
+    return Bounds(low, 1.0 if channel.max() == 1 else np.inf)
+
+
+def live_patches(channel: np.ndarray, bounds: Bounds, most: int = MAX_PATCHES) -> np.ndarray:
+    """At most so many patches of channel [H, W] that are not nearly all clipped: [N, DIM]."""
+    patches = _patches(channel, most)
+    # Blown highlights and black bars are flat without showing the noise.
+    saturated = ((patches <= bounds.low) | (patches >= bounds.high)).mean(axis=1)
+    return patches[saturated < 0.9]
+
+
+def noise_in(patches: np.ndarray, low: float, high: float) -> ChannelNoise:
     """The noise in patches [N, DIM], some of whose pixels are clipped to low..high."""
     means = patches.mean(axis=1)
     texture = _texture_strength(patches)
@@ -74,13 +91,13 @@ def _noise_of(patches: np.ndarray, low: float, high: float) -> ChannelNoise:
     return ChannelNoise(sigma, sigma if is_white else max(sigma, coarse))
 
 
-def _patches(channel: np.ndarray) -> np.ndarray:
-    """Patches of channel [H, W] on the densest square grid within MAX_PATCHES: [N, DIM]."""
+def _patches(channel: np.ndarray, most: int) -> np.ndarray:
+    """Patches of channel [H, W] on the densest square grid of at most so many: [N, DIM]."""
     if min(channel.shape) < PATCH:
         return np.empty((0, DIM))
     windows = sliding_window_view(channel, (PATCH, PATCH))
     stride = 1
-    while windows[::stride, ::stride, 0, 0].size > MAX_PATCHES:
+    while windows[::stride, ::stride, 0, 0].size > most:
         stride += 1
     return windows[::stride, ::stride].reshape(-1, DIM).astype(np.float64)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -18,13 +18,17 @@ from nlrn.images import Image
 from nlrn.images.samples import likely_white
 from nlrn.inference.engine import Engine
 from nlrn.models import Network
-from nlrn.noise import NoiseEstimate, estimate_noise
+from nlrn.noise import NoiseEstimate, estimate_map, estimate_noise
 from nlrn.progress import Progress
 
 LARGEST_SIGMA = 255  # on the 0..255 scale: beyond it there is nothing to find
 FLOAT_RANGE_LIMIT = 16.0  # a float image with values beyond it is hardly on the [0, 1] scale
 TWELVE_BIT_MAX = 4095  # a 16-bit image with no larger value probably comes from 12 bits
 WORTH_MEASURING = 100_000  # pixels of work; fewer are done in a few seconds
+
+MAP: Literal["map"] = "map"
+Sigma: TypeAlias = float | Literal["map"] | None
+"""A noise level on the 0..255 scale; "map" estimates it pixel by pixel, None once for an image."""
 
 Announce = Callable[[float], None]  # called before long work with the seconds it may take
 
@@ -66,8 +70,10 @@ def check_strength(strength: float) -> float:
     return float(strength)
 
 
-def check_level(sigma: float) -> float:
+def check_level(sigma: float | Literal["map"]) -> float:
     """The noise level as a float; raises unless it makes sense."""
+    if sigma == MAP:
+        raise ValueError("this method takes one noise level, not a map of them")
     if not isinstance(sigma, Real) or isinstance(sigma, bool):
         raise ValueError(f"sigma must be a number, or None to estimate it, got {sigma!r}")
     if not 0 <= sigma <= LARGEST_SIGMA:
@@ -92,7 +98,7 @@ def check_image(image: Image) -> None:
         raise ValueError(f"restore takes an nlrn.images.Image, got {got}")
 
 
-def noise_of(image: Image, sigma: float | None) -> NoiseEstimate:
+def noise_of(image: Image, sigma: Sigma) -> NoiseEstimate:
     """The given noise level if it makes sense, the estimated noise if none is given."""
     check_image(image)
     if sigma is None:
@@ -114,6 +120,15 @@ def noise_of(image: Image, sigma: float | None) -> NoiseEstimate:
 def noise_facts(noise: NoiseEstimate) -> dict[str, Any]:
     """What a restoration tells of the noise: its level, and whether it was found correlated."""
     return {"sigma": round(noise.level, 2)} | ({"correlated": True} if noise.is_correlated else {})
+
+
+def map_for(x: Tensor) -> Tensor:
+    """The estimated noise level of every pixel of a batch [B, C, H, W], on the 0..255 scale.
+
+    [B, 1, H, W].
+    """
+    arrays = x.detach().float().permute(0, 2, 3, 1).cpu().numpy()  # B H W C
+    return torch.stack([torch.from_numpy(estimate_map(array))[None] for array in arrays])
 
 
 def warn_of_range(image: Image) -> None:

@@ -19,6 +19,7 @@ from nlrn.restoration.base import (
     WORTH_MEASURING,
     Announce,
     Restored,
+    Sigma,
     batch_levels,
     check_batch,
     check_level,
@@ -56,7 +57,7 @@ class ClassicDenoiser(nn.Module):
         self,
         method: str = "bm3d",
         *,
-        sigma: float | None = None,
+        sigma: Sigma = None,
         strength: float = 1.0,
         device: str = "auto",
     ) -> None:
@@ -72,7 +73,7 @@ class ClassicDenoiser(nn.Module):
     def restore(
         self,
         image: Image,
-        sigma: float | None = None,
+        sigma: Sigma = None,
         *,
         strength: float | None = None,
         progress: Progress | None = None,
