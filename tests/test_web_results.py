@@ -25,14 +25,14 @@ from nlrn.web.results import fitting, formats_for
 def test_previews_and_levels_do_not_grow_with_the_noise_tried(server: Server, photo: str) -> None:
     upload = server.service.uploads.find(photo)
     assert upload is not None
-    for noise in np.linspace(0, 60, uploads.MAX_SIGMAS + 5):
+    for noise in np.linspace(0, 60, uploads.MAX_NOISES + 5):
         assert server.get(f"/api/pictures/{photo}", params={"noise": noise}).status_code == 200
     for noise in (0, 5, 10, 15, 5.0000001, 0):
         path = f"/api/pictures/{photo}/preview"
         assert server.get(path, params={"noise": noise}).headers["content-type"] == "image/png"
     previews = list(upload.path.parent.glob("preview*"))
     assert len(previews) <= uploads.MAX_PREVIEWS
-    assert len(upload.sigmas) <= uploads.MAX_SIGMAS and 0.0 in upload.sigmas
+    assert len(upload.noises) <= uploads.MAX_NOISES and 0.0 in upload.noises
 
 
 def test_strength_and_format_need_no_second_run(server: Server, tmp_path: Path) -> None:

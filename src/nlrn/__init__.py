@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from nlrn.models.nlrn import NLRNConfig as NLRNConfig
     from nlrn.models.nlrn import NonLocal2d as NonLocal2d
     from nlrn.models.nlrn import NonLocalBlock2d as NonLocalBlock2d
+    from nlrn.noise import estimate_noise as estimate_noise
     from nlrn.noise import estimate_sigma as estimate_sigma
     from nlrn.restoration import ClassicDenoiser as ClassicDenoiser
     from nlrn.restoration import Denoiser as Denoiser
@@ -37,6 +38,7 @@ _HOME = {
     "Settings": "inference",
     "Upscaler": "restoration",
     "denoise": "restoration",
+    "estimate_noise": "noise",
     "estimate_sigma": "noise",
     "explain": "attention_maps",
     "list_models": "weights",

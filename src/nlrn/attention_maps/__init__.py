@@ -17,7 +17,7 @@ from nlrn.attention_maps.figure import COLORS, figure
 from nlrn.attention_maps.trace import HALO, AttentionMaps, Trace, check_position, trace
 from nlrn.images import Image
 from nlrn.models import Network
-from nlrn.restoration.base import noise_level, to_planes
+from nlrn.restoration.base import noise_of, to_planes
 from nlrn.restoration.denoiser import AUTO, Denoiser
 
 __all__ = ["COLORS", "HALO", "AttentionMaps", "Trace", "explain", "figure", "planes_for", "trace"]
@@ -47,7 +47,7 @@ def explain(
         device: "auto" takes a GPU where there is one.
     """
     picture = images.as_image(image)
-    level = noise_level(picture, sigma)
+    level = noise_of(picture, sigma).level
     # "best" is, for gray, the paper's network, which compares pixels; for color cells are.
     denoiser = Denoiser(AUTO if model is None else model, quality="best")
     network = denoiser.engine_for(level, 1 if picture.pixels.ndim == 2 else 3).network

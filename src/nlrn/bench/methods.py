@@ -23,7 +23,7 @@ from nlrn.hardware import choose_device
 from nlrn.images import Image
 from nlrn.inference import Settings
 from nlrn.inference.overlap import restore_patches
-from nlrn.noise import estimate_sigma
+from nlrn.noise import estimate_noise
 from nlrn.restoration import ClassicDenoiser, Denoiser, Upscaler
 from nlrn.restoration.base import from_planes, to_planes
 
@@ -245,7 +245,7 @@ def _estimating(restore: Restorer) -> Restorer:
     """The same, told an estimated level where none is given, as the restorations do it."""
 
     def run(degraded: np.ndarray, level: float) -> np.ndarray:
-        sigma = estimate_sigma(degraded) if level == AUTO else level
+        sigma = estimate_noise(degraded).level if level == AUTO else level
         return restore(degraded, sigma) if sigma else degraded
 
     return run

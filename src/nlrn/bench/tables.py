@@ -162,7 +162,10 @@ TABLES = {
         Table(
             "camera", "Photographs with a camera's noise, its level given or estimated", "camera",
             sets=("PolyU",), levels=_CAMERA,
-            methods=("noisy", "NLM-skimage", "BM3D-package", "denoise-rgb-fast", "denoise-rgb"),
+            methods=(
+                "noisy", "NLM-skimage", "bilateral-skimage", "BM3D-package", "denoise-rgb-fast",
+                "denoise-rgb",
+            ),
             weights={
                 "denoise-rgb-fast": dict.fromkeys(_CAMERA, "denoise-rgb-fast"),
                 "denoise-rgb": dict.fromkeys(_CAMERA, "denoise-rgb"),

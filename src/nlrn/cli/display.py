@@ -89,6 +89,9 @@ class Display(Observer):
             print(f"warning: {facts['input']}: {said}", file=sys.stderr)
         if not self._as_json:
             what = f"sigma {facts['sigma']:g}" if "sigma" in facts else f"x{facts['scale']:g}"
+            if "sigma_range" in facts:
+                what = "sigma {:.1f} to {:.1f}".format(*facts["sigma_range"])
+            what += " for correlated noise" if facts.get("correlated") else ""
             line = f"{facts['output']} ({what}, {facts['seconds']:.1f} s)"
             # Where the image itself goes to the standard output, nothing else may.
             print(line, file=sys.stderr if facts["output"] == str(PIPE) else None, flush=True)

@@ -12,6 +12,7 @@ from nlrn.cli.entry import errors_in_one_line, number
 if TYPE_CHECKING:
     from nlrn.batch import Job
     from nlrn.inference import Settings
+    from nlrn.restoration.base import Sigma
 
 
 def _models() -> list[str]:
@@ -73,7 +74,10 @@ def denoise(
     inputs: Inputs,
     output: Output = None,
     sigma: Annotated[
-        str, typer.Option(help="Noise level on the 0..255 scale; auto estimates it per image.")
+        str,
+        typer.Option(
+            help="Noise level on the 0..255 scale; auto estimates it per image, map per pixel."
+        ),
     ] = "auto",
     method: Annotated[
         str,
@@ -103,14 +107,15 @@ def denoise(
 ) -> None:
     """Remove noise: NAME_denoised.EXT is written beside each image unless -o says otherwise.
 
-    All methods expect white Gaussian noise. A camera's JPEG has other noise: expect less there.
+    All methods expect white Gaussian noise; for other noise, as in a camera's JPEG, auto finds a
+    level that removes it nevertheless. map is for networks that take one: denoise-rgb.
     """
     with errors_in_one_line():
         from nlrn import batch
         from nlrn.cli.display import Display
 
         files = batch.FileOptions(overwrite, skip_existing, white, jpeg_quality)
-        level = number(sigma, "sigma", "auto")
+        level: Sigma = "map" if sigma == "map" else number(sigma, "sigma", "auto")
         side = number(tile, "tile", "auto")
         jobs = batch.collect(inputs, output, suffix, recursive=recursive)
         _check_pipe(jobs, as_json)

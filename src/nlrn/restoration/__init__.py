@@ -16,7 +16,7 @@ from nlrn.inference import Settings
 from nlrn.inference.settings import check_settings
 from nlrn.models import Network
 from nlrn.progress import Progress
-from nlrn.restoration.base import Restoration, Restored
+from nlrn.restoration.base import Restoration, Restored, Sigma
 from nlrn.restoration.choice import check_quality
 from nlrn.restoration.classic import METHODS, ClassicDenoiser
 from nlrn.restoration.denoiser import AUTO, Denoiser
@@ -34,7 +34,7 @@ Pixels = TypeVar("Pixels", np.ndarray, Tensor, "PILImage")
 @overload
 def denoise(
     image: Pixels,
-    sigma: float | None = ...,
+    sigma: Sigma = ...,
     *,
     strength: float = ...,
     method: str = ...,
@@ -46,7 +46,7 @@ def denoise(
 @overload
 def denoise(
     image: str | Path,
-    sigma: float | None = ...,
+    sigma: Sigma = ...,
     *,
     strength: float = ...,
     method: str = ...,
@@ -57,7 +57,7 @@ def denoise(
 ) -> np.ndarray: ...
 def denoise(
     image: Any,
-    sigma: float | None = None,
+    sigma: Sigma = None,
     *,
     strength: float = 1.0,
     method: str = "nlrn",
@@ -68,15 +68,16 @@ def denoise(
 ) -> Any:
     """Returns the image without its noise, in the shape and type in which it came.
 
-    All methods expect white Gaussian noise. The noise in a camera's JPEG is not white: results
-    there are softer than they could be.
+    All methods expect white Gaussian noise. For the noise in a camera's JPEG, which is not white,
+    the estimated level is one that removes it nevertheless (`nlrn.estimate_noise`).
 
     Args:
         image: array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4] (alpha is kept), uint8, uint16 or
             float in [0, 1]; a PIL image; a tensor [H, W], [H, W, C] or [C, H, W]; or the path of
             an image file, which gives an array.
         sigma: standard deviation of the noise on the 0..255 scale, also for float images; None
-            estimates it. (`nlrn.Denoiser` takes batches, with sigma in their units.)
+            estimates it, "map" pixel by pixel, for networks that take a map. (`nlrn.Denoiser` takes
+            batches, with sigma in their units.)
         strength: 1 for the full effect, 0 for none.
         method: "nlrn" for the network, or a classic one: "nlm", "bm3d", "wnnm", "lssc".
         model: a network, the name of a weight in the package, or a file; None chooses by sigma.
@@ -160,7 +161,7 @@ def make_denoiser(
     settings: Settings | None = None,
     quality: str = "balanced",
     *,
-    sigma: float | None = None,
+    sigma: Sigma = None,
     strength: float = 1.0,
 ) -> Denoiser | ClassicDenoiser:
     """The denoiser for a method; the arguments are those of `denoise`."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from nlrn.images import Image, from_float, to_float
 from nlrn.images.samples import likely_white
 from nlrn.inference.engine import Engine
 from nlrn.models import Network
-from nlrn.noise import estimate_sigma
+from nlrn.noise import NoiseEstimate, estimate_map, estimate_noise
 from nlrn.progress import Progress
 
 LARGEST_SIGMA = 255  # on the 0..255 scale: beyond it there is nothing to find
@@ -26,6 +26,10 @@ FLOAT_RANGE_LIMIT = 16.0  # a float image with values beyond it is hardly on the
 TWELVE_BIT_MAX = 4095  # a 16-bit image with no larger value probably comes from 12 bits
 SAME = 1e-5  # by how much values may differ through rounding alone
 WORTH_MEASURING = 100_000  # pixels of work; fewer are done in a few seconds
+
+MAP: Literal["map"] = "map"
+Sigma: TypeAlias = float | Literal["map"] | None
+"""A noise level on the 0..255 scale; "map" estimates it pixel by pixel, None once for an image."""
 
 Announce = Callable[[float], None]  # called before long work with the seconds it may take
 
@@ -91,8 +95,10 @@ def at_strength(image: Image, full: np.ndarray | None, strength: float) -> Image
     return image.with_pixels(from_float(full, image.pixels.dtype))
 
 
-def check_level(sigma: float) -> float:
+def check_level(sigma: float | Literal["map"]) -> float:
     """The noise level as a float; raises unless it makes sense."""
+    if sigma == MAP:
+        raise ValueError("this method takes one noise level, not a map of them")
     if not isinstance(sigma, Real) or isinstance(sigma, bool):
         raise ValueError(f"sigma must be a number, or None to estimate it, got {sigma!r}")
     if not 0 <= sigma <= LARGEST_SIGMA:
@@ -117,21 +123,37 @@ def check_image(image: Image) -> None:
         raise ValueError(f"restore takes an nlrn.images.Image, got {got}")
 
 
-def noise_level(image: Image, sigma: float | None) -> float:
-    """The given noise level if it makes sense, the estimated one if none is given."""
+def noise_of(image: Image, sigma: Sigma) -> NoiseEstimate:
+    """The given noise level if it makes sense, the estimated noise if none is given."""
     check_image(image)
     if sigma is None:
-        level = estimate_sigma(image.pixels)
-        if level > LARGEST_SIGMA:
-            raise ValueError(f"noise of sigma {level:.0f} found: float values are to be in [0, 1]")
+        noise = estimate_noise(image.pixels)
+        if noise.level > LARGEST_SIGMA:
+            found = f"noise of sigma {noise.level:.0f} found"
+            raise ValueError(f"{found}: float values are to be in [0, 1]")
         if 1 in (image.height, image.width):
             warn("one row or column is too little to estimate noise")
     else:
         level = check_level(sigma)
+        noise = NoiseEstimate(level, white=level, jpeg=0.0)
         if image.pixels.dtype.kind == "f" and 0 < level < 1:
             warn(f"sigma {level:g} is on the 0..255 scale, also for float images: hardly any noise")
     warn_of_range(image)
-    return level
+    return noise
+
+
+def noise_facts(noise: NoiseEstimate) -> dict[str, Any]:
+    """What a restoration tells of the noise: its level, and whether it was found correlated."""
+    return {"sigma": round(noise.level, 2)} | ({"correlated": True} if noise.is_correlated else {})
+
+
+def map_for(x: Tensor) -> Tensor:
+    """The estimated noise level of every pixel of a batch [B, C, H, W], on the 0..255 scale.
+
+    [B, 1, H, W].
+    """
+    arrays = x.detach().float().permute(0, 2, 3, 1).cpu().numpy()  # B H W C
+    return torch.stack([torch.from_numpy(estimate_map(array))[None] for array in arrays])
 
 
 def warn_of_range(image: Image) -> None:
@@ -167,7 +189,7 @@ def batch_levels(x: Tensor, sigma: float | Tensor | None) -> list[float]:
     """
     if sigma is None:
         arrays = x.detach().float().permute(0, 2, 3, 1).cpu().numpy()  # B H W C
-        return [check_level(estimate_sigma(array)) for array in arrays]
+        return [check_level(estimate_noise(array).level) for array in arrays]
     sigma = sigma.cpu() if isinstance(sigma, Tensor) else sigma  # not every device has float64
     try:
         given = torch.as_tensor(sigma, dtype=torch.float64).flatten().tolist()

@@ -19,12 +19,14 @@ from nlrn.restoration.base import (
     WORTH_MEASURING,
     Announce,
     Restored,
+    Sigma,
     at_strength,
     batch_levels,
     check_batch,
     check_level,
     check_strength,
-    noise_level,
+    noise_facts,
+    noise_of,
 )
 
 METHODS: dict[str, Callable[..., np.ndarray]] = {
@@ -57,7 +59,7 @@ class ClassicDenoiser(nn.Module):
         self,
         method: str = "bm3d",
         *,
-        sigma: float | None = None,
+        sigma: Sigma = None,
         strength: float = 1.0,
         device: str = "auto",
     ) -> None:
@@ -74,7 +76,7 @@ class ClassicDenoiser(nn.Module):
     def restore(
         self,
         image: Image,
-        sigma: float | None = None,
+        sigma: Sigma = None,
         *,
         strength: float | None = None,
         progress: Progress | None = None,
@@ -82,8 +84,8 @@ class ClassicDenoiser(nn.Module):
     ) -> Restored:
         """The image without its noise; alpha and metadata stay. Arguments as `Denoiser.restore`."""
         strength = self.strength if strength is None else check_strength(strength)
-        level = noise_level(image, self.sigma if sigma is None else sigma)
-        facts = {"sigma": round(level, 2), "method": self.method}
+        noise = noise_of(image, self.sigma if sigma is None else sigma)
+        level, facts = noise.level, noise_facts(noise) | {"method": self.method}
         if strength == 0 or level == 0:
             return Restored(at_strength(image, None, strength), facts)
         if announce is not None and self.method in SLOW and image.pixels.size >= WORTH_MEASURING:

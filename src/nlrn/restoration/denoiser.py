@@ -18,8 +18,10 @@ from nlrn.inference.settings import check_settings
 from nlrn.models import Network
 from nlrn.progress import Progress
 from nlrn.restoration.base import (
+    MAP,
     Announce,
     Restored,
+    Sigma,
     announce_time,
     at_strength,
     batch_levels,
@@ -28,8 +30,10 @@ from nlrn.restoration.base import (
     check_strength,
     from_planes,
     is_flat,
+    map_for,
     model_name,
-    noise_level,
+    noise_facts,
+    noise_of,
     to_planes,
 )
 from nlrn.restoration.choice import Choice, check_quality, choose_denoiser
@@ -51,7 +55,7 @@ class Denoiser(nn.Module):
             by the noise level and the channels.
         quality: of what "auto" chooses: "fast", "balanced", or "best", which is slow.
         sigma: standard deviation of the noise on the 0..255 scale, where a call gives none; None
-            estimates it for each image.
+            estimates it for each image, "map" for each pixel (for networks that take a map).
         strength: 1 for the full effect, 0 for none.
         settings: tiles, views, precision, device.
     """
@@ -61,12 +65,12 @@ class Denoiser(nn.Module):
         model: str | Path | Network = AUTO,
         *,
         quality: str = "balanced",
-        sigma: float | None = None,
+        sigma: Sigma = None,
         strength: float = 1.0,
         settings: Settings | None = None,
     ) -> None:
         super().__init__()
-        self.sigma = None if sigma is None else check_level(sigma)
+        self.sigma: Sigma = sigma if sigma in (None, MAP) else check_level(sigma)
         self.strength, self.settings = check_strength(strength), check_settings(settings)
         self.quality = check_quality(quality)
         choose_device(self.settings.device)  # one that is not there is refused before any work
@@ -102,7 +106,7 @@ class Denoiser(nn.Module):
     def restore(
         self,
         image: Image,
-        sigma: float | None = None,
+        sigma: Sigma = None,
         *,
         strength: float | None = None,
         progress: Progress | None = None,
@@ -112,24 +116,32 @@ class Denoiser(nn.Module):
 
         Args:
             image: what to restore.
-            sigma: noise level on the 0..255 scale; None takes the denoiser's.
+            sigma: noise level on the 0..255 scale, or "map"; None takes the denoiser's.
             strength: 1 for the full effect, 0 for none; None takes the denoiser's.
             progress: called with (done, total) in equal units of work.
             announce: called before long work with the seconds it may take.
         """
         strength = self.strength if strength is None else check_strength(strength)
-        level = noise_level(image, self.sigma if sigma is None else sigma)
+        asked = self.sigma if sigma is None else sigma
+        noise = noise_of(image, None if asked == MAP else asked)
+        level = noise.level
         channels = 1 if image.pixels.ndim == 2 else 3
         name = self.choice_for(level, channels).model
-        facts = {"sigma": round(level, 2), "method": "nlrn", "model": name}
-        if strength == 0 or level == 0:
+        facts = noise_facts(noise) | {"method": "nlrn", "model": name}
+        if strength == 0 or (level == 0 and asked != MAP):
             return Restored(at_strength(image, None, strength), facts)
         engine, pixels = self.engine_for(level, channels), images.to_float(image.pixels)
         noisy = torch.from_numpy(pixels).reshape(1, *pixels.shape[:2], -1).permute(0, 3, 1, 2)
         planes = to_planes(noisy, engine.network.in_channels)
         warn_of_weak_noise(engine.network, level)
         announce_time(engine, (image.height, image.width), len(planes), announce)
-        given = engine.network.condition(planes, level)
+        levels: float | Tensor = level
+        if asked == MAP:
+            _check_takes_map(engine.network)
+            levels = map_for(noisy)
+            low, high = float(levels.min()), float(levels.max())
+            facts |= {"sigma": round(float(levels.mean()), 2), "sigma_range": [low, high]}
+        given = engine.network.condition(planes, levels)
         removed = _but_flat(planes, given.removed(engine(given.input, progress)))
         clean = from_planes(planes - removed, noisy)
         full = clean[0].permute(1, 2, 0).reshape(pixels.shape).contiguous().numpy()
@@ -149,9 +161,11 @@ class Denoiser(nn.Module):
                 [B, 1, H, W] where the model takes one; None takes the denoiser's own.
         """
         check_batch(x)
+        if sigma is None and self.sigma == MAP:
+            sigma = map_for(x).to(x.device) / 255
         if isinstance(sigma, Tensor) and sigma.dim() == 4:
             return self._clean(x, float(sigma.mean()) * 255, sigma * 255)
-        if sigma is None and self.sigma is not None:
+        if sigma is None and isinstance(self.sigma, float):
             sigma = self.sigma / 255
         levels = batch_levels(x, sigma)
         if len(set(levels)) == 1:
@@ -165,8 +179,8 @@ class Denoiser(nn.Module):
             return x.clone()
         engine = self.engine_for(level, x.shape[1])
         network = engine.network
-        if noise_map is not None and not network.takes_noise_map:
-            raise ValueError("this model takes one noise level, not a map of them")
+        if noise_map is not None:
+            _check_takes_map(network)
         run = engine.differentiable(x) if x.requires_grad and torch.is_grad_enabled() else engine
         planes = to_planes(x, network.in_channels)
         exact = torch.promote_types(x.dtype, torch.float32)
@@ -196,6 +210,12 @@ def warn_of_weak_noise(network: Network, sigma: float) -> None:
             f"noise of sigma {sigma:.3g} is weak for this model, made for {trained:g}: some is "
             "left, so that no detail is lost; BM3D (method bm3d) removes more"
         )
+
+
+def _check_takes_map(network: Network) -> None:
+    if not network.takes_noise_map:
+        name = network.card.name or "this model"
+        raise ValueError(f"{name} takes one noise level, not a map of them")
 
 
 def _check_task(network: Network, name: str) -> None:

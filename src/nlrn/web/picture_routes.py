@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, HTTPException, Query, Request
 from starlette.concurrency import run_in_threadpool
 
+from nlrn.noise import NoiseEstimate
 from nlrn.web.answers import ERRORS, PngResponse, service_of, upload_of, value_errors_refused
 from nlrn.web.results import formats_for
 from nlrn.web.schema import UploadInfo
@@ -61,7 +62,7 @@ async def upload(request: Request, name: Annotated[str, Query(max_length=255)]) 
         raise HTTPException(413 if too_large else 422, str(error)) from error
     finally:
         service.uploads.discard_unless_known(path)
-    return _upload_info(added, added.sigmas[0.0])
+    return _upload_info(added, added.noises[0.0])
 
 
 async def _receive(request: Request, path: Path) -> None:
@@ -81,11 +82,11 @@ def picture(request: Request, identifier: str, noise: Noise = 0.0) -> UploadInfo
     """Facts about an upload, or about its version with white noise of that level added."""
     found = upload_of(request, identifier)
     with value_errors_refused():
-        sigma = service_of(request).uploads.sigma(found, noise)
-    return _upload_info(found, sigma)
+        measured = service_of(request).uploads.noise_in(found, noise)
+    return _upload_info(found, measured)
 
 
-def _upload_info(upload: Upload, sigma: float) -> UploadInfo:
+def _upload_info(upload: Upload, noise: NoiseEstimate) -> UploadInfo:
     return UploadInfo(
         id=upload.id,
         name=f"{upload.stem}{upload.suffix}",
@@ -94,7 +95,8 @@ def _upload_info(upload: Upload, sigma: float) -> UploadInfo:
         channels=upload.channels,
         dtype=upload.dtype,
         alpha=upload.alpha,
-        sigma=sigma,
+        sigma=noise.level,
+        correlated=noise.is_correlated,
         notes=list(upload.notes),
         formats=formats_for(upload),
     )

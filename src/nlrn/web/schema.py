@@ -67,7 +67,8 @@ class CatalogResponse(BaseModel):
 class UploadInfo(BaseModel):
     """An uploaded image.
 
-    `sigma` is the noise level found in it (0..255), `notes` say what of the file is not kept, and
+    `sigma` is the noise level found in it (0..255), `correlated` whether neighboring pixels have
+    noise in common, as in a camera's JPEG. `notes` say what of the file is not kept, and
     `formats` are the suffixes of the files that a result can be had as.
     """
 
@@ -79,6 +80,7 @@ class UploadInfo(BaseModel):
     dtype: str
     alpha: bool
     sigma: float
+    correlated: bool
     notes: list[str]
     formats: list[str]
 

@@ -226,7 +226,7 @@ class Service:
         return self.catalog.denoiser(Choice(key.model)).engine_for(key.sigma).network
 
     def _sigma(self, upload: Upload, sigma: float | None, noise: float) -> float:
-        return self.uploads.sigma(upload, noise) if sigma is None else sigma
+        return self.uploads.noise_in(upload, noise).level if sigma is None else sigma
 
     def _forget_upload(self, upload: str) -> None:
         self.map_cache.forget(upload)

@@ -16,12 +16,13 @@ import numpy as np
 from nlrn import images
 from nlrn.degrade import add_noise
 from nlrn.images import Image, ImageError
-from nlrn.restoration.base import noise_level
+from nlrn.noise import NoiseEstimate
+from nlrn.restoration.base import noise_of
 
 MAX_UPLOADS = 20
 MAX_UPLOAD_BYTES = 2**30  # of all of them, with what is made for the page
 MAX_PREVIEWS = 2  # of each upload: as it came, and with noise, for one
-MAX_SIGMAS = 50  # noise levels that are remembered of each
+MAX_NOISES = 50  # estimates that are remembered of each, by the noise added
 MAX_DECODED = 2  # of them, or of their noisy versions, that stay in memory
 GONE = "this picture is not here any more; send it again"
 # One decoder at a time: that bounds memory, and jobs.py says what else it is for.
@@ -30,7 +31,7 @@ DECODING = threading.Lock()
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """An uploaded file; `sigmas` are noise levels found in it, by the noise that was added."""
+    """An uploaded file; `noises` is the noise found in it, by the level that was added."""
 
     id: str
     stem: str
@@ -41,7 +42,7 @@ class Upload:
     dtype: str
     alpha: bool
     notes: tuple[str, ...] = ()
-    sigmas: dict[float, float] = field(default_factory=dict)
+    noises: dict[float, NoiseEstimate] = field(default_factory=dict)
 
     @property
     def suffix(self) -> str:
@@ -110,7 +111,7 @@ class Uploads:
             dtype=image.pixels.dtype.name,
             alpha=image.alpha is not None,
             notes=image.notes,
-            sigmas={0.0: noise_level(image, None)},
+            noises={0.0: noise_of(image, None)},
         )
 
     def find(self, identifier: str) -> Upload | None:
@@ -156,16 +157,16 @@ class Uploads:
                 del self._decoded[old]
         return found
 
-    def sigma(self, upload: Upload, noise: float = 0.0) -> float:
-        """The noise level found in the image, or in the version with noise added."""
-        if noise not in upload.sigmas:
-            level = noise_level(self.load(upload, noise), None)
+    def noise_in(self, upload: Upload, noise: float = 0.0) -> NoiseEstimate:
+        """The noise found in the image, or in the version with noise added."""
+        if noise not in upload.noises:
+            found = noise_of(self.load(upload, noise), None)
             with self._lock:
-                for old in list(upload.sigmas)[1 : -MAX_SIGMAS + 2]:  # the first is the image's own
-                    del upload.sigmas[old]
-                upload.sigmas[noise] = level
-            return level
-        return upload.sigmas[noise]
+                for old in list(upload.noises)[1 : -MAX_NOISES + 2]:  # the first is the image's own
+                    del upload.noises[old]
+                upload.noises[noise] = found
+            return found
+        return upload.noises[noise]
 
     def preview(self, upload: Upload, noise: float = 0.0) -> bytes:
         """An 8-bit PNG of the image, or of the version with noise added, for browsers."""

@@ -85,6 +85,7 @@ async function show(next = picture) {
   }
   picture = next;
   picture.sigma = facts.sigma;
+  picture.correlated = facts.correlated;
   shown = { noise, image };
   by("start").hidden = true;
   by("bench").hidden = by("new").hidden = false;

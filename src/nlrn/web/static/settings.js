@@ -76,7 +76,7 @@ export class Settings extends EventTarget {
     const level = this.sigma ?? picture?.sigma ?? 25;
     if (by("auto").checked) by("sigma").value = level;
     by("sigma-shown").textContent = by("auto").checked ? "" : level.toFixed(1);
-    by("estimate").textContent = picture ? `${picture.sigma.toFixed(1)} found` : "";
+    by("estimate").textContent = picture ? `${picture.sigma.toFixed(1)} found${picture.correlated ? ", correlated" : ""}` : "";
     by("noise-shown").textContent = by("noise").value;
     by("adding").hidden = !by("add").checked;
     const scale = Number(by("scale").value);

@@ -1,0 +1,108 @@
+"""The level of an image's noise: of white noise, and what denoisers are to be told of other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nlrn import images
+from nlrn.noise.jpeg import LUMA, compression
+from nlrn.noise.white import ChannelNoise, estimate_channel
+
+# What a denoiser is best told of an image in a JPEG: this times the strength of the compression, at
+# most the second; docs/camera-photos.md says on which images they were chosen.
+JPEG_LEVEL, LARGEST_JPEG_LEVEL = 18.0, 15.0
+GRAY_SHARE = float(np.linalg.norm(LUMA))  # of noise that differs by channel, what gray has of it
+
+
+@dataclass(frozen=True)
+class NoiseEstimate:
+    """What was found about the noise of an image; levels are on the 0..255 scale.
+
+    Attributes:
+        level: what a denoiser made for white noise is to be told, so that it removes this noise.
+        white: standard deviation of the noise if it is white, as `estimate_sigma` has it.
+        jpeg: strength of the last JPEG compression: 0.5 for quality 75, 0.2 for 90, 0 for none.
+    """
+
+    level: float
+    white: float
+    jpeg: float
+
+    @property
+    def is_correlated(self) -> bool:
+        """Whether neighboring pixels have noise in common, as in a camera's JPEG."""
+        return self.level > self.white
+
+
+def estimate_sigma(image: images.ImageLike) -> float:
+    """Estimated standard deviation of the white Gaussian noise in an image, on the 0..255 scale.
+
+    Smallest eigenvalue of the covariance of weakly textured patches (Liu, Tanaka, Okutomi 2013),
+    with two corrections: the smallest of many sample eigenvalues lies below the true variance
+    (Marchenko, Pastur 1967), and clipping to [0, 1] takes variance away (Foi 2009). Images with
+    fewer than 196 unsaturated 7 x 7 patches (20 x 20 pixels) get the median absolute diagonal
+    difference instead, which texture biases upward; those one pixel wide or high get 0.
+    Noise that is correlated between pixels, as in a camera's JPEG, is underestimated:
+    `estimate_noise` looks at that too.
+
+    Deterministic. O(H W) for reading plus a bounded amount of work: at most 65536 patches.
+
+    Args:
+        image: array [H, W] or [H, W, C] with gray or RGB and perhaps alpha, uint8, uint16, or
+            float on the [0, 1] scale, where values may lie outside; a PIL image, a tensor, or the
+            path of an image file (see `nlrn.images.as_image`).
+
+    Raises:
+        ValueError: the shape or dtype is another one, or a value is not finite.
+
+    References:
+        X. Liu, M. Tanaka, M. Okutomi, "Single-image noise level estimation for blind denoising",
+        IEEE TIP 2013, https://doi.org/10.1109/TIP.2013.2283400
+        A. Foi, "Clipped noisy images: heteroskedastic modeling and practical denoising",
+        Signal Processing 2009, https://doi.org/10.1016/j.sigpro.2009.04.035
+    """
+    return 255 * _median([noise.sigma for noise in _channels(_pixels(image))])
+
+
+def estimate_noise(image: images.ImageLike) -> NoiseEstimate:
+    """The noise of an image, white or not, and the level that a denoiser is to be told.
+
+    Denoisers know white noise. Demosaicking and a camera's own smoothing leave less of the finest
+    noise than of the coarser, and JPEG takes the finest away and adds errors of its own; told the
+    level of what is left there, a denoiser takes the rest for detail. So, other than
+    `estimate_sigma`:
+
+    - where the covariance of weakly textured patches shows that the noise is not white, one of its
+      larger eigenvalues counts instead of its smallest;
+    - where the image has gone through JPEG, the level is at least one that grows with the strength
+      of the compression (`nlrn.noise.jpeg`), 8.7 at quality 75.
+
+    For white noise the level is that of `estimate_sigma`.
+
+    Args:
+        image: as `estimate_sigma` takes it.
+    """
+    pixels = _pixels(image)
+    channels, strength = _channels(pixels), compression(pixels)
+    jpeg_level = min(JPEG_LEVEL * strength, LARGEST_JPEG_LEVEL)
+    if pixels.ndim == 2 or pixels.shape[2] == 1:
+        jpeg_level *= GRAY_SHARE
+    level = max(255 * _median([c.level for c in channels]), jpeg_level)
+    return NoiseEstimate(level, 255 * _median([c.sigma for c in channels]), strength)
+
+
+def _pixels(image: images.ImageLike) -> np.ndarray:
+    return images.to_float(images.as_image(image).pixels)
+
+
+def _channels(pixels: np.ndarray) -> list[ChannelNoise]:
+    channels = pixels.reshape(*pixels.shape[:2], -1)
+    return [estimate_channel(channels[..., c]) for c in range(channels.shape[2])]
+
+
+def _median(values: list[float]) -> float:
+    # The noise is taken to be the same in all channels, so one that is off (blank, or all
+    # texture) should not count.
+    return float(np.median(values))

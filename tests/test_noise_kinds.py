@@ -1,0 +1,182 @@
+"""estimate_noise and estimate_map: noise that is not white, or not the same everywhere."""
+
+import dataclasses
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from command_line import nlrn as run_command
+from PIL import Image
+from skimage.data import chelsea
+from test_noise import eight_bit, noisy, scene
+
+import nlrn
+from nlrn import images
+from nlrn.models import Network
+from nlrn.models.nlrn import CONFIGS, random_network
+from nlrn.noise import estimate_map, estimate_noise, estimate_sigma
+from nlrn.noise.jpeg import compression
+
+DATA = os.environ.get("NLRN_DATA")
+
+
+def photo(height: int = 203, width: int = 262) -> np.ndarray:
+    """A photograph of a cat [height, width, 3], uint8, that has not been through JPEG."""
+    return np.ascontiguousarray(chelsea()[:height, :width])
+
+
+def as_jpeg(pixels: np.ndarray, quality: int) -> np.ndarray:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=quality)
+    return np.asarray(Image.open(file))
+
+
+def smoothed(noise: np.ndarray) -> np.ndarray:
+    """White noise [H, W] as demosaicking leaves it: neighbors have some of it in common."""
+    padded = np.pad(noise, 1, mode="wrap")
+    across = (padded[:, :-2] + 2 * padded[:, 1:-1] + padded[:, 2:]) / 4
+    return (across[:-2] + 2 * across[1:-1] + across[2:]) / 4
+
+
+@pytest.mark.parametrize("sigma", [2, 5, 25, 75])
+@pytest.mark.parametrize("shape", [(180, 260), (301, 97)], ids=str)
+def test_of_white_noise_the_level_is_the_white_one(shape, sigma):
+    for image in (noisy(scene(*shape), sigma), eight_bit(noisy(scene(*shape), sigma))):
+        found = estimate_noise(image)
+        assert found.level == found.white == estimate_sigma(image)
+        assert not found.is_correlated
+        assert found.jpeg == 0
+
+
+def test_smoothed_noise_is_correlated_and_its_level_higher():
+    noise = smoothed(np.random.default_rng(0).normal(0, 20 / 255, (180, 260)))
+    found = estimate_noise(scene() + noise)
+    assert found.is_correlated
+    assert found.level > 3 * found.white
+    assert found.level < 20
+
+
+@pytest.mark.parametrize(("quality", "strength"), [(50, 1.0), (75, 0.5), (90, 0.2)])
+def test_strength_of_jpeg_is_seen_in_its_pixels(quality, strength):
+    assert compression(as_jpeg(photo(), quality) / 255) == pytest.approx(strength, rel=0.1)
+    assert compression(as_jpeg(photo()[..., 0], quality) / 255) == pytest.approx(strength, rel=0.1)
+
+
+def test_level_of_a_jpeg_grows_with_its_strength_up_to_a_limit():
+    levels = [estimate_noise(as_jpeg(photo(), quality)).level for quality in (90, 75, 50, 20)]
+    assert levels[:2] == pytest.approx([3.5, 8.8], rel=0.1)
+    assert levels[2:] == [15, 15]
+    assert estimate_noise(as_jpeg(photo(), 75)).is_correlated
+
+
+def test_gray_has_less_of_the_noise_of_a_jpeg():
+    color, gray = as_jpeg(photo(), 75), as_jpeg(photo()[..., 1], 75)
+    assert estimate_noise(gray).level < 0.75 * estimate_noise(color).level
+    assert estimate_noise(gray[..., None]) == estimate_noise(gray)
+
+
+@pytest.mark.parametrize("cell", [1, 2, 3, 5])
+def test_patterns_without_noise_have_none(cell):
+    y, x = np.mgrid[:205, :261]
+    found = estimate_noise(np.where((y // cell + x // cell) % 2, 200, 40).astype(np.uint8))
+    assert found.level == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 300), (9, 8, 3), (64, 5)], ids=str)
+@pytest.mark.parametrize("value", [0.0, 0.4, 1.0])
+def test_flat_images_of_any_size_have_none(shape, value):
+    found = estimate_noise(np.full(shape, value))
+    assert (found.level, found.jpeg) == (pytest.approx(0, abs=1e-4), 0)
+    np.testing.assert_allclose(estimate_map(np.full(shape, value)), 0, atol=1e-4)
+
+
+def test_map_of_white_noise_is_nearly_flat():
+    image = noisy(np.stack([scene(204, 263)] * 3, -1), 25)
+    found = estimate_map(image)
+    assert (found.shape, found.dtype) == ((204, 263), np.float32)
+    np.testing.assert_allclose(found, 25, rtol=0.1)
+
+
+def test_map_follows_noise_that_grows_from_left_to_right():
+    clean, level = scene(260, 400), np.linspace(5, 45, 400)
+    found = estimate_map(clean + np.random.default_rng(0).normal(0, 1, clean.shape) * level / 255)
+    columns = found.mean(0)
+    assert columns[:60].mean() < 14
+    assert columns[-60:].mean() > 34
+    assert np.corrcoef(columns, level)[0, 1] > 0.98
+
+
+def test_map_follows_noise_that_grows_with_brightness():
+    rows = np.repeat(np.linspace(0.1, 0.9, 5), 60)  # bands too narrow for tiles of their own
+    clean = np.tile(rows[:, None], (1, 420))[:, ::-1].copy()
+    level = 5 + 30 * clean
+    found = estimate_map(clean + np.random.default_rng(0).normal(0, 1, clean.shape) * level / 255)
+    assert np.corrcoef(found.ravel(), level.ravel())[0, 1] > 0.95
+    np.testing.assert_allclose(found.mean(), level.mean(), rtol=0.1)
+
+
+def test_map_of_a_jpeg_is_its_one_level():
+    image = as_jpeg(photo(), 75)
+    assert np.unique(estimate_map(image)).tolist() == [np.float32(estimate_noise(image).level)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA, reason="NLRN_DATA is not set: it names the folder with polyu/")
+def test_camera_photos_get_a_level_that_removes_their_noise():
+    for file in sorted(Path(str(DATA), "polyu").glob("*_real.JPG"))[3::20]:
+        found = nlrn.estimate_noise(file)
+        assert found.is_correlated
+        assert found.white < 1
+        assert 8 < found.level < 16
+
+
+def map_network() -> Network:
+    config = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=2, channels=8, embed=4)
+    return random_network(dataclasses.replace(config, noise_map=True))
+
+
+def test_a_restoration_tells_of_correlated_noise_that_it_measured():
+    image, network = images.Image(as_jpeg(photo(40, 57), 60)), map_network()
+    facts = nlrn.Denoiser(network).restore(image).facts
+    assert facts["correlated"] is True
+    assert facts["sigma"] == round(estimate_noise(image.pixels).level, 2)
+    assert "correlated" not in nlrn.Denoiser(network).restore(image, 12).facts
+    assert nlrn.ClassicDenoiser("nlm").restore(image).facts["correlated"] is True
+
+
+def test_denoiser_takes_the_estimated_map():
+    clean, level = scene(131, 190), np.linspace(5, 60, 190)
+    pixels = clean + np.random.default_rng(1).normal(0, 1, clean.shape) * level / 255
+    image, denoiser = images.Image(pixels.astype(np.float32)), nlrn.Denoiser(map_network())
+    result = denoiser.restore(image, "map")
+    low, high = result.facts["sigma_range"]
+    assert low < result.facts["sigma"] < high
+    x = torch.from_numpy(image.pixels)[None, None]
+    given = torch.from_numpy(estimate_map(image.pixels))[None, None] / 255
+    torch.testing.assert_close(
+        torch.from_numpy(result.image.pixels), denoiser(x, given)[0, 0], atol=1e-5, rtol=0
+    )
+    assert torch.equal(nlrn.Denoiser(map_network(), sigma="map")(x), denoiser(x, given))
+
+
+def test_a_map_is_refused_by_what_takes_one_level():
+    image = noisy(scene(40, 57), 25)
+    with pytest.raises(ValueError, match=r"^denoise-gray-s25 takes one noise level, not a map"):
+        nlrn.denoise(image, "map", model="denoise-gray-s25")
+    with pytest.raises(ValueError, match=r"^this method takes one noise level, not a map"):
+        nlrn.denoise(image, "map", method="nlm")
+
+
+def test_the_command_says_what_it_found(tmp_path):
+    Image.fromarray(photo(40, 57)).save(tmp_path / "a.jpg", quality=60)
+    map_network().save_pretrained(tmp_path / "m.safetensors")
+    options = ("denoise", tmp_path / "a.jpg", "--model", tmp_path / "m.safetensors", "--overwrite")
+    assert "for correlated noise, " in run_command(*options).stdout
+    assert "(sigma 12, " in run_command(*options, "--sigma", 12).stdout
+    assert " to " in run_command(*options, "--sigma", "map").stdout
+    refused = run_command("denoise", tmp_path / "a.jpg", "--method", "nlm", "--sigma", "map")
+    assert refused.exit_code == 2
+    assert refused.stderr == "error: this method takes one noise level, not a map of them\n"
