@@ -42,17 +42,27 @@ _XMP, _SUB_DIRECTORIES = 700, 330
 def decode(file: IO[bytes], max_pixels: int) -> Decoded:
     import tifffile
 
-    with _silent("tifffile"), tifffile.TiffFile(file) as tiff:
+    with silent("tifffile"), tifffile.TiffFile(file) as tiff:
         page = _only_page(tiff)
-        check_size(page.imagewidth, page.imagelength, max_pixels)
-        _check(page)
-        _check_segments(page, max_pixels)
-        samples, icc, notes = _samples(page)
-        orientation = page.tags.valueof(274, default=1)
-        orientation = orientation if orientation in range(1, 9) else 1
+        check_page(page, max_pixels)
+        samples, icc, notes = samples_of(page, page.asarray())
+        orientation = orientation_of(page)
         dpi = _dpi(page)
         notes += _notes(page, len(tiff.pages) - 1)
     return Decoded(samples, orientation, _exif(file), icc, dpi, None, notes)
+
+
+def check_page(page: Any, max_pixels: int) -> None:
+    """Raises a FormatError if a page is too large, or of a kind that is not known here."""
+    check_size(page.imagewidth, page.imagelength, max_pixels)
+    _check(page)
+    _check_segments(page, max_pixels)
+
+
+def orientation_of(page: Any) -> int:
+    """How a page is to be turned, 1 to 8."""
+    orientation = page.tags.valueof(274, default=1)
+    return orientation if orientation in range(1, 9) else 1
 
 
 def _only_page(tiff: Any) -> Any:
@@ -99,7 +109,7 @@ def _dpi(page: Any) -> Dpi | None:
 
 
 @contextlib.contextmanager
-def _silent(logger_name: str) -> Iterator[None]:
+def silent(logger_name: str) -> Iterator[None]:
     """Drops what a library logs; a filter of its own for each call keeps threads apart."""
 
     def drop(record: logging.LogRecord) -> bool:
@@ -157,9 +167,9 @@ def _picture_size(data: bytes) -> tuple[int, int]:
         return (1, 1)
 
 
-def _samples(page: Any) -> tuple[Array, bytes | None, tuple[str, ...]]:
-    """Samples, their color profile, and notes about color."""
-    samples = np.asarray(page.asarray())
+def samples_of(page: Any, stored: Array) -> tuple[Array, bytes | None, tuple[str, ...]]:
+    """Samples of a page that stores these, their color profile, and notes about color."""
+    samples = np.asarray(stored)
     if page.axes == "SYX":  # planes stored one after the other
         samples = np.moveaxis(samples, 0, -1)
     if samples.dtype == np.bool_:
