@@ -50,7 +50,7 @@ def new_file(path: Path, *, overwrite: bool = True) -> Iterator[IO[bytes]]:
     Arguments and errors as those of `write_bytes`.
     """
     temporary = _temporary(path)
-    unnamed = _unnamed(path.parent)
+    unnamed = _unnamed(path)
     with unnamed or temporary.open("x+b") as file:
         try:
             yield file
@@ -91,10 +91,17 @@ def _temporary(path: Path) -> Path:
     return path.parent / f".nlrn-{secrets.token_hex(8)}.tmp"
 
 
-def _unnamed(folder: Path) -> IO[bytes] | None:
-    """A new file without a name on the disk of a folder; None where there is no such thing."""
+def _unnamed(path: Path) -> IO[bytes] | None:
+    """A new file without a name on the disk where the path is; None where there is no such thing.
+
+    It believes that its name is the path: libraries look at that.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o666)
+
     try:
-        return os.fdopen(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
+        return open(path, "w+b", opener=opener)  # noqa: PTH123, SIM115
     except (AttributeError, OSError):
         return None
 

@@ -117,8 +117,12 @@ def encode(name: str, image: Image, quality: int = 95) -> bytes:
 
 def check_writable(path: str | os.PathLike[str], image: Image, *, overwrite: bool = False) -> None:
     """Raises the ImageError that `write` would raise, before an hour of work is put into it."""
-    path = Path(path)
     check_holds(path, image)
+    check_place(Path(path), overwrite=overwrite)
+
+
+def check_place(path: Path, *, overwrite: bool = False) -> None:
+    """Raises an ImageError if no new file of this name can be written, whatever it holds."""
     with errors_name(path):
         if not path.parent.is_dir():
             raise FormatError(f"folder {path.parent} does not exist")

@@ -26,17 +26,17 @@ from nlrn.images.samples import (
 # Photometric interpretation -> stored samples per pixel without alpha: white is zero,
 # black is zero, RGB, palette, inks, YCbCr (which JPEG compression turns into RGB), Lab in two ways.
 _COLORS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3, 9: 3}
-_PALETTE, _CMYK, _YCBCR, _CIELAB, _ICCLAB, _CFA = 3, 5, 6, 8, 9, 32803
+PALETTE, _CMYK, _YCBCR, _CIELAB, _ICCLAB, _CFA = 3, 5, 6, 8, 9, 32803
 # Compressions that never give more than is asked for: none, CCITT, LZW, deflate, PackBits, LZMA,
 # zstd; and those that are a picture of their own, whose size has to be looked at first: JPEG,
 # JPEG 2000, PNG, WebP.
 _BOUNDED = (1, 2, 3, 4, 5, 8, 32773, 32946, 34925, 50000)
 _JPEG = (6, 7)
 _PICTURES = (*_JPEG, 33003, 33004, 33005, 34712, 34933, 50001)
-_REDUCED = 1  # bit of the subfile type: a smaller version of another page
+REDUCED = 1  # bit of the subfile type: a smaller version of another page
 # Tags beyond the usual ones that are kept: EXIF, ICC, GPS, copyright.
 _KEPT = (33432, 34665, 34675, 34853, 40965)
-_XMP, _SUB_DIRECTORIES = 700, 330
+_XMP, SUB_DIRECTORIES = 700, 330
 
 
 def decode(file: IO[bytes], max_pixels: int) -> Decoded:
@@ -67,7 +67,7 @@ def orientation_of(page: Any) -> int:
 
 def _only_page(tiff: Any) -> Any:
     """The page of a file that has one, besides thumbnails and the levels of a pyramid."""
-    full = (page for page in tiff.pages if not page.subfiletype & _REDUCED)
+    full = (page for page in tiff.pages if not page.subfiletype & REDUCED)
     page = next(full, None)
     if page is None or next(full, None) is not None:
         check_single(len(tiff.pages), "pages")
@@ -86,9 +86,15 @@ def _exif(file: IO[bytes]) -> bytes | None:
 
 def _notes(page: Any, other_pages: int) -> tuple[str, ...]:
     """What of a file is not kept, or not there."""
-    smaller = other_pages + np.size(page.tags.valueof(_SUB_DIRECTORIES, default=()))
+    smaller = other_pages + np.size(page.tags.valueof(SUB_DIRECTORIES, default=()))
     names = [tag.name for tag in page.tags if tag.code == _XMP or _is_private(tag.code)]
     found = not_kept(*names, "smaller versions of the picture" if smaller else "")
+    return found + warnings_of(page)
+
+
+def warnings_of(page: Any) -> tuple[str, ...]:
+    """What of a page is not there, or may be wrong."""
+    found: tuple[str, ...] = ()
     if missing := sum(count == 0 for count in page.databytecounts):
         found += (f"damaged: {missing} of {len(page.databytecounts)} parts are missing, and black",)
     if 0 in page.extrasamples:
@@ -176,7 +182,7 @@ def samples_of(page: Any, stored: Array) -> tuple[Array, bytes | None, tuple[str
         samples = samples.astype(np.uint8) * np.uint8(255)
     if page.photometric == 0:  # white is zero
         samples = _inverted(samples)
-    if page.photometric == _PALETTE:  # [3, 256] table of 16-bit values
+    if page.photometric == PALETTE:  # [3, 256] table of 16-bit values
         samples = np.moveaxis((page.colormap >> 8).astype(np.uint8)[:, samples], 0, -1)
     if 1 in page.extrasamples:
         samples = _unpremultiplied(samples)
