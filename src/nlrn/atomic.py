@@ -101,7 +101,7 @@ def _unnamed(path: Path) -> IO[bytes] | None:
         return os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o666)
 
     try:
-        return open(path, "w+b", opener=opener)  # noqa: PTH123, SIM115
+        return open(path, "w+b", opener=opener)
     except (AttributeError, OSError):
         return None
 

@@ -16,7 +16,6 @@ from nlrn.images import by_pillow, formats
 from nlrn.images.metadata import into_png, png_chunk, png_chunks
 from nlrn.images.samples import Decoded, split_alpha
 
-
 TRANSPARENT = 255  # color of a GIF that shows what is behind
 
 

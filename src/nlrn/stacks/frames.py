@@ -40,7 +40,7 @@ def _opened(file: Any, head: bytes) -> Any:
     from PIL.PngImagePlugin import PngImageFile
     from PIL.WebPImagePlugin import WebPImageFile
 
-    plugins = {_GIF: GifImageFile, _PNG: PngImageFile, b"RIFF": WebPImageFile}
+    plugins: dict[bytes, Any] = {_GIF: GifImageFile, _PNG: PngImageFile, b"RIFF": WebPImageFile}
     if head[:4] not in plugins:
         raise FormatError("not a stack nlrn can read (content is not TIFF, GIF, WebP, PNG or Zarr)")
     file.seek(0)
@@ -56,7 +56,7 @@ def _count(picture: Any) -> int:
 class Frames:
     """An open animation; its attributes are those of `Source`."""
 
-    suffixes = tuple(WRITERS)
+    suffixes: tuple[str, ...] = tuple(WRITERS)
 
     def __init__(self, path: Path, white: float | None, max_pixels: int) -> None:
         self._white = white
@@ -74,13 +74,19 @@ class Frames:
         except BaseException:
             self._file.close()
             raise
-        self.blocks = (Block("T", (self.count,)),)
-        names = [name for key, name in _LOST.items() if self._picture.info.get(key)]
-        self.notes = not_kept(*names, "the still picture of a PNG that moves" if still else "")
+        self.blocks: tuple[Block, ...] = (Block("T", (self.count,)),)
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+    def notes(self, stack: Stack, path: Path) -> tuple[str, ...]:
+        """What is not kept, in words."""
+        names = [name for key, name in _LOST.items() if self._picture.info.get(key)]
+        found = not_kept(*names, "the still picture of a PNG that moves" if self._first else "")
+        if path.suffix.lower() == ".gif":
+            found += ("a GIF has 256 colors in each frame; .webp and .png keep all",)
+        return found
 
     def read(self, number: int) -> Image:
         """The frame of this number, from 0, as it is shown."""

@@ -28,7 +28,7 @@ class Block(NamedTuple):
     channels: tuple[str, ...] = ()  # their names, where the file says them
 
     @property
-    def count(self) -> int:
+    def pages(self) -> int:
         """Number of pages."""
         return math.prod(self.shape)
 
@@ -47,13 +47,14 @@ class Source(Protocol):
         kind: what it is, in words.
         suffixes: of the files that its result can be written to.
         blocks: the pages, in order; more than one where a file holds several pictures.
-        notes: what of the file is not kept, in words.
     """
 
     kind: str
     suffixes: tuple[str, ...]
     blocks: tuple[Block, ...]
-    notes: tuple[str, ...]
+
+    def notes(self, stack: Stack, path: Path) -> tuple[str, ...]:
+        """What a result of the stack's pages at the path does not keep, in words."""
 
     def read(self, number: int) -> Image:
         """The page of this number, from 0."""
@@ -121,10 +122,10 @@ class Stack:
         number, before = self.numbers[page], 0
         for block in self.source.blocks:
             axes = self._block_axes(block)
-            if number < block.count:
+            if number < block.pages:
                 place = np.unravel_index(number, block.shape) if block.shape else ()
                 return before + int(dict(zip(axes, place, strict=True)).get("C", 0))
-            number -= block.count
+            number -= block.pages
             before += dict(zip(axes, block.shape, strict=True)).get("C", 1)
         raise IndexError(page)
 
@@ -203,6 +204,10 @@ class Stack:
             raise ImageError(f"{path}: {what} can be written as {known}")
         check_place(path, overwrite=overwrite)
 
+    def notes(self, path: str | os.PathLike[str]) -> tuple[str, ...]:
+        """What a result at the path does not keep, or what is guessed, in words."""
+        return self.source.notes(self, Path(path))
+
     @contextlib.contextmanager
     def writer(
         self, path: str | os.PathLike[str], *, overwrite: bool = False
@@ -244,7 +249,7 @@ class _Counted:
 def make_stack(path: Path, source: Source, axes: str | None) -> Stack:
     """The stack of all pages of a source, which is closed if there is something wrong with it."""
     blocks = source.blocks
-    outer, sizes = blocks[0][:2] if len(blocks) == 1 else ("I", (sum(b.count for b in blocks),))
+    outer, sizes = blocks[0][:2] if len(blocks) == 1 else ("I", (sum(b.pages for b in blocks),))
     numbers = tuple(range(math.prod(sizes)))
     try:
         first = Stack(path, source, f"{outer}YX", sizes, numbers).page(0).samples

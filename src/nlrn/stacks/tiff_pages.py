@@ -48,7 +48,7 @@ def has_pages(path: Path) -> bool:
     with silent("tifffile"), tifffile.TiffFile(path) as tiff:
         if len(tiff.pages) == 1 and _next_page(tiff):
             return True
-        return sum(part.block.count for part in _parts(tiff)) > 1
+        return sum(part.block.pages for part in _parts(tiff)) > 1
 
 
 class _Part(NamedTuple):
@@ -82,11 +82,11 @@ def _part(series: Any, names: tuple[str, ...]) -> _Part:
     sizes = [(axis, size) for axis, size in zip(series.axes, series.shape, strict=True)
              if axis not in "YXS"]  # fmt: skip
     block = Block("".join(axis for axis, _ in sizes), tuple(size for _, size in sizes), names)
-    if block.count == len(series.pages):
+    if block.pages == len(series.pages):
         return _Part(block, series)
     if series.dataoffset is None:
         there = f"{len(series.pages)} are in the file"
-        raise FormatError(f"broken: describes {block.count} pages, {there}")
+        raise FormatError(f"broken: describes {block.pages} pages, {there}")
     return _Part(block, series, is_virtual=True)
 
 
@@ -100,7 +100,7 @@ def _channel_names(tiff: Any, count: int) -> list[tuple[str, ...]]:
 class TiffPages:
     """An open TIFF of several pages; its attributes are those of `Source`."""
 
-    suffixes = (".tif", ".tiff", ".btf", ".tf8")
+    suffixes: tuple[str, ...] = (".tif", ".tiff", ".btf", ".tf8")
 
     def __init__(self, path: Path, white: float | None, max_pixels: int) -> None:
         import tifffile
@@ -113,7 +113,6 @@ class TiffPages:
                     raise FormatError(f"page {len(self.tiff.pages) + 1}: broken, not in the file")
                 self.parts = _parts(self.tiff)
                 self.flavor: str = self.parts[0].series.kind
-                self.notes = self._notes()
             except BaseException:
                 self.tiff.close()
                 raise
@@ -128,9 +127,9 @@ class TiffPages:
     def find(self, number: int) -> tuple[int, int]:
         """The block that a page is in, and its place there."""
         for index, block in enumerate(self.blocks):
-            if number < block.count:
+            if number < block.pages:
                 return index, number
-            number -= block.count
+            number -= block.pages
         raise IndexError(number)
 
     def directory(self, number: int) -> Any:
@@ -150,12 +149,11 @@ class TiffPages:
             page = self.directory(number)
             check_page(page, self._max_pixels)
             stored = self._stored(number, page)
-            if self.colormap(page) is not None:
-                samples, icc, notes = stored, None, ()
-            else:
+            found = Decoded(stored, orientation_of(page), notes=warnings_of(page))
+            if self.colormap(page) is None:
                 samples, icc, notes = samples_of(page, stored)
-            found = Decoded(samples, orientation_of(page), icc=icc)
-            return image_of(found._replace(notes=notes + warnings_of(page)), self._white)
+                found = found._replace(samples=samples, icc=icc, notes=notes + found.notes)
+            return image_of(found, self._white)
 
     def colormap(self, page: Any) -> Array | None:
         """The lookup table of a page whose values are not colors but measured."""
@@ -173,12 +171,12 @@ class TiffPages:
         dtype = page.dtype.newbyteorder(self.tiff.byteorder)
         return np.frombuffer(file.read(size), dtype).reshape(page.shape)
 
-    def _notes(self) -> tuple[str, ...]:
-        """What is not kept."""
+    def notes(self, stack: Stack, path: Path) -> tuple[str, ...]:
+        """What is not kept, in words."""
         page = self.parts[0].series.keyframe.aspage()
         names = [tag.name for tag in page.tags
                  if tag.code >= 2**15 and tag.code not in (*KEPT_TAGS, ICC_PROFILE)]  # fmt: skip
-        count = sum(block.count for block in (part.block for part in self.parts))
+        count = sum(block.pages for block in (part.block for part in self.parts))
         has_smaller = SUB_DIRECTORIES in page.tags or len(self.tiff.pages) > count
         axes = self.parts[0].block.axes
         is_known = self.flavor in ("ome", "imagej", "shaped", "generic", "uniform")
@@ -186,6 +184,7 @@ class TiffPages:
             *names,
             "smaller versions of the picture" if has_smaller else "",
             "" if is_known else f"the axes {axes} of TIFF {self.flavor}",
+            "ImageJ's labels and tables" if stack.chosen and IMAGEJ_TAGS[0] in page.tags else "",
         )
 
     @contextlib.contextmanager
@@ -304,9 +303,7 @@ class _TiffWriter:
             return {0: tiff_texts.of_imagej(text, changes[0])} if self._stack.chosen else {}
         if flavor == "shaped":
             pages = {c.first: tiff.pages[c.first].aspage() for c in changes}
-            return {
-                c.first: tiff_texts.of_tifffile(pages[c.first].description, c) for c in changes
-            }
+            return {c.first: tiff_texts.of_tifffile(pages[c.first].description, c) for c in changes}
         return {}
 
     def _change(self, index: int) -> Change:

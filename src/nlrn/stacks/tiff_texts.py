@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -18,7 +19,7 @@ class Change(NamedTuple):
     Attributes:
         first: number of its first page in the new file.
         sizes: its outer axes and their sizes, in order.
-        page: shape of a page, [H, W] or [H, W, C].
+        page: shape of one, [H, W] or [H, W, C].
         scale: by how much its pages became wider and higher.
         dtype: of the samples.
         chosen: places that are left along an axis, where not all are.
@@ -32,16 +33,13 @@ class Change(NamedTuple):
     chosen: dict[str, tuple[int, ...]]
 
     @property
-    def count(self) -> int:
+    def pages(self) -> int:
         """Number of pages."""
-        total = 1
-        for _, size in self.sizes:
-            total *= size
-        return total
+        return math.prod(size for _, size in self.sizes)
 
 
 def of_tifffile(text: str, change: Change) -> str:
-    """tifffile's own note of axes and shape."""
+    """The note of axes and shape that tifffile writes."""
     note = json.loads(text)
     note["shape"] = [*(size for _, size in change.sizes), *change.page]
     if "axes" in note:
@@ -53,7 +51,7 @@ def of_tifffile(text: str, change: Change) -> str:
 def of_imagej(text: str, change: Change) -> str:
     """ImageJ's lines of names and values."""
     sizes = dict(change.sizes)
-    values = {"images": change.count}
+    values = {"images": change.pages}
     for name, axis in (("channels", "C"), ("slices", "Z"), ("frames", "T")):
         values[name] = sizes.get(axis, 1)
     for name, value in values.items():
@@ -139,5 +137,5 @@ def _change_pages(pixels: ElementTree.Element, change: Change) -> None:
     at = list(pixels).index(before[0]) if before else len(pixels)
     for entry in before:
         pixels.remove(entry)
-    found = {"IFD": str(change.first), "PlaneCount": str(change.count)}
+    found = {"IFD": str(change.first), "PlaneCount": str(change.pages)}
     pixels.insert(at, ElementTree.Element(name, found))

@@ -1,4 +1,4 @@
-"""Zarr arrays of versions 2 and 3, alone or in an OME-Zarr image; for `pip install 'nlrn[zarr]'`."""
+"""Zarr arrays of versions 2 and 3, alone or in an OME-Zarr image; needs the extra `zarr`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import copy
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,30 +39,34 @@ def _zarr() -> Any:
 class ZarrPages:
     """An open Zarr array; its attributes are those of `Source`."""
 
-    kind, suffixes = "Zarr", (".zarr",)
+    kind = "Zarr"
+    suffixes: tuple[str, ...] = (".zarr",)
 
     def __init__(self, path: Path, axes: str | None, white: float | None, max_pixels: int) -> None:
         self._white = white
         with no_warnings():  # about what is not yet in the specification
             node = _zarr().open(path, mode="r")
         self.group = node if hasattr(node, "members") else None
-        self.inside, names, channels, others = "", None, (), ()
-        if self.group is not None:
-            self.inside, names, channels, others = _image_of(self.group)
+        found = _Found("") if self.group is None else _found(self.group)
+        self.inside = found.name
         self.array = node if self.group is None else node[self.inside]
-        self.letters, self.notes = _letters(self.array, axes, names)
-        self.notes += not_kept(*others)
+        self.letters, notes = _letters(self.array, axes, found.axes)
+        self._notes = notes + not_kept(*found.others)
         sizes = dict(zip(self.letters, self.array.shape, strict=True))
         check_size(sizes["X"], sizes["Y"], max_pixels)
         outer = "".join(letter for letter in self.letters if letter not in "YXS")
         shape = tuple(n for a, n in zip(self.letters, self.array.shape, strict=True)
                       if a not in "YXS")  # fmt: skip
-        self.blocks = (Block(outer, shape, channels),)
+        self.blocks: tuple[Block, ...] = (Block(outer, shape, found.channels),)
         self._slab: tuple[tuple[Any, ...], Array] | None = None
 
     def close(self) -> None:
         """Forgets what was read."""
         self._slab = None
+
+    def notes(self, stack: Stack, path: Path) -> tuple[str, ...]:
+        """What is not kept, and what is guessed, in words."""
+        return self._notes
 
     def place(self, number: int, shape: tuple[int, ...]) -> list[Any]:
         """The index of a page in an array with outer axes of these sizes."""
@@ -137,7 +141,8 @@ class _ZarrWriter:
                        )  # fmt: skip
         version = old.metadata.zarr_format
         how = {
-            "shape": shape, "dtype": dtype, "chunks": chunks, "compressors": old.compressors or None,
+            "shape": shape, "dtype": dtype, "chunks": chunks,
+            "compressors": old.compressors or None,
             "filters": old.filters if dtype == old.dtype and old.filters else None,
             "fill_value": old.fill_value, "attributes": dict(old.attrs),
         }  # fmt: skip
@@ -153,13 +158,22 @@ class _ZarrWriter:
                 return
             scale = tuple(new / dict(zip(source.letters, old.shape, strict=True))[a]
                           for a, new in sizes.items() if a != "S")  # fmt: skip
-            attributes = _ome_attributes(source, self._stack, scale)
+            attributes = _ome_attributes(source.group, source, self._stack, scale)
             group = zarr.create_group(self._folder, zarr_format=version, attributes=attributes)
             self._array = group.create_array(source.inside, **how)
 
 
-def _image_of(group: Any) -> tuple[str, list[str] | None, tuple[str, ...], tuple[str, ...]]:
+class _Found(NamedTuple):
     """The array in a group: its name, its axes, its channels; and what else there is."""
+
+    name: str
+    axes: list[str] | None = None
+    channels: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+def _found(group: Any) -> _Found:
+    """The image in a group; raises where it has to be said which one."""
     attributes = dict(group.attrs)
     ome = attributes.get("ome", attributes)
     images = ome.get("multiscales")
@@ -169,7 +183,7 @@ def _image_of(group: Any) -> tuple[str, list[str] | None, tuple[str, ...], tuple
         if len(arrays) != 1 or others:
             inside = ", ".join([*arrays, *others][:8]) or "nothing"
             raise FormatError(f"a Zarr group with {inside} inside: give the path of one image")
-        return arrays[0], None, (), ()
+        return _Found(arrays[0])
     levels = [level["path"] for level in images[0]["datasets"]]
     axes = images[0].get("axes")
     names = [a["name"] if isinstance(a, dict) else a for a in axes] if axes else list("tczyx")
@@ -177,12 +191,10 @@ def _image_of(group: Any) -> tuple[str, list[str] | None, tuple[str, ...], tuple
     known = {level.partition("/")[0] for level in levels}
     others = tuple(name for name, _ in group.members() if name not in known)
     smaller = ("smaller versions of the picture",) if len(levels) > 1 else ()
-    return levels[0], names, channels, smaller + others
+    return _Found(levels[0], names, channels, smaller + others)
 
 
-def _letters(
-    array: Any, given: str | None, names: list[str] | None
-) -> tuple[str, tuple[str, ...]]:
+def _letters(array: Any, given: str | None, names: list[str] | None) -> tuple[str, tuple[str, ...]]:
     """A letter for each axis, and notes where they are guessed."""
     said = array.metadata.dimension_names if array.metadata.zarr_format == 3 else None
     names = names or said or array.attrs.get("_ARRAY_DIMENSIONS")
@@ -211,9 +223,11 @@ def _from_names(names: list[str]) -> str:
     return letters
 
 
-def _ome_attributes(source: ZarrPages, stack: Stack, scale: tuple[float, ...]) -> dict[str, Any]:
+def _ome_attributes(
+    group: Any, source: ZarrPages, stack: Stack, scale: tuple[float, ...]
+) -> dict[str, Any]:
     """The attributes of an OME-Zarr image of one level, its pixels smaller by the scale (y, x)."""
-    attributes = copy.deepcopy(dict(source.group.attrs))
+    attributes: dict[str, Any] = copy.deepcopy(dict(group.attrs))
     ome = attributes.get("ome", attributes)
     for image in ome.get("multiscales", ())[:1]:
         image["datasets"] = image["datasets"][:1]
