@@ -174,7 +174,7 @@ def _from_standard_input(inputs: list[str], output: str | None) -> Job:
 
 def unknown_files(inputs: list[str], *, recursive: bool) -> list[Path]:
     """What lies in the given folders and is of no known kind, hidden files left out."""
-    folders = [Path(text) for text in inputs if Path(text).is_dir()]
+    folders = [path for path in map(Path, inputs) if path.is_dir() and not stacks.is_zarr(path)]
     files = (file for folder in folders for file in _visible(folder, recursive))
     return sorted(file for file in files if not _is_known(file))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,8 @@ class Display(Observer):
         self._task = self._bar.add_task("", total=None)
 
     def __enter__(self) -> Display:
+        # A request to end is an exception too, so that nothing temporary is left behind.
+        self._handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         self._bar.start()
         return self
 
@@ -63,6 +66,7 @@ class Display(Observer):
         trace: TracebackType | None,
     ) -> bool:
         self._bar.stop()
+        signal.signal(signal.SIGTERM, self._handler)
         self._interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         return self._interrupted
 

@@ -77,7 +77,8 @@ def open_stack(
             raise
         except Exception as error:  # on broken files the libraries raise anything
             raise FormatError(f"not a stack nlrn can read ({one_line(error)})") from error
-        return make_stack(path, source, axes)
+        # Zarr has asked for the axes already: it says by them what a page is.
+        return make_stack(path, source, None if path.is_dir() else axes)
 
 
 def _source(path: Path, axes: str | None, white: float | None, max_pixels: int) -> Source:

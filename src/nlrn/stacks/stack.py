@@ -155,7 +155,7 @@ class Stack:
             axis: its letter; not needed where there is one only.
         """
         if len(self.source.blocks) > 1:
-            raise ValueError(f"{self.path}: {len(self.source.blocks)} pictures of several pages: "
+            raise ImageError(f"{self.path}: {len(self.source.blocks)} pictures of several pages: "
                              "pages can be chosen from files with one")  # fmt: skip
         outer, axis = self.outer, self._axis(axis)
         at = outer.index(axis)
@@ -163,7 +163,7 @@ class Stack:
             raise ValueError("pages must be numbers in rising order, each once")
         if pages[0] < 0 or pages[-1] >= self.shape[at]:
             bad = pages[0] if pages[0] < 0 else pages[-1]
-            raise ValueError(f"{self.path}: no page {bad + 1} along {axis}: has {self.shape[at]}")
+            raise ImageError(f"{self.path}: no page {bad + 1} along {axis}: has {self.shape[at]}")
         grid = np.array(self.numbers).reshape(self.shape[: len(outer)])
         numbers = np.take(grid, list(pages), axis=at)
         before = self.chosen.get(axis, range(self.shape[at]))
@@ -181,16 +181,16 @@ class Stack:
         if axis is None and len(outer) == 1:
             return outer
         if not outer:
-            raise ValueError(f"{self.path}: has one page only")
+            raise ImageError(f"{self.path}: has one page only")
         if axis is None:
             longest = max(zip(self.shape, outer, strict=False))[1]
-            raise ValueError(f"{self.path}: has {sizes} pages: say which axis (axis={longest})")
+            raise ImageError(f"{self.path}: has {sizes} pages: say which axis (axis={longest})")
         if outer.count(axis.upper()) > 1:
             how = f"name all of them first (axes={'TZCHRVPQ'[: len(outer)]}YX)"
-            raise ValueError(f"{self.path}: axis {axis} is there twice: {how}")
+            raise ImageError(f"{self.path}: axis {axis} is there twice: {how}")
         if axis.upper() not in outer:
             known = either(sorted(set(outer)))
-            raise ValueError(f"{self.path}: axis must be {known}, got {axis!r} (has {sizes})")
+            raise ImageError(f"{self.path}: axis must be {known}, got {axis!r} (has {sizes})")
         return axis.upper()
 
     def check_target(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
