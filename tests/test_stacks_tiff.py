@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
@@ -304,7 +306,7 @@ def test_the_white_of_the_camera(tmp_path: Path) -> None:
     source, target = tmp_path / "a.tif", tmp_path / "b.tif"
     pages = (samples(3) // 16).astype(np.int16)
     tifffile.imwrite(source, pages, metadata={"axes": "ZYX"}, photometric="minisblack")
-    with pytest.raises(ImageError, match="page 1: int16 samples up to 409.: say which"):
+    with pytest.raises(ImageError, match=r"page 1: int16 samples up to 409\d: say which"):
         open_stack(source)
     restored(source, target, Darker(), white=4095)
     result = tifffile.imread(target)
@@ -400,6 +402,29 @@ def test_pages_that_are_not_added(tmp_path: Path) -> None:
     ):
         out.add(stack.page(0))
     assert not target.exists()
+
+
+UNFINISHED = """
+import sys, time
+from nlrn.stacks import open_stack
+
+with open_stack(sys.argv[1]) as stack, stack.writer(sys.argv[2]) as out:
+    for i in range(7):
+        out.add(stack.page(i))
+    print("half", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="others have no unnamed files")
+def test_a_killed_process_leaves_nothing_at_all(tmp_path: Path) -> None:
+    ome_file(tmp_path / "a.ome.tif")
+    command = [sys.executable, "-c", UNFINISHED, str(tmp_path / "a.ome.tif"),
+               str(tmp_path / "b.ome.tif")]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None and running.stdout.readline() == "half\n"
+        running.kill()
+    assert [p.name for p in tmp_path.iterdir()] == ["a.ome.tif"]
 
 
 def test_a_result_that_exists_or_is_of_another_kind(tmp_path: Path) -> None:

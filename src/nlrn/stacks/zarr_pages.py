@@ -178,8 +178,8 @@ def _found(group: Any) -> _Found:
     ome = attributes.get("ome", attributes)
     images = ome.get("multiscales")
     if not images:
-        arrays = [name for name, _ in group.arrays()]
-        others = tuple(name for name, _ in group.groups())
+        arrays = sorted(name for name, _ in group.arrays())
+        others = tuple(sorted(name for name, _ in group.groups()))
         if len(arrays) != 1 or others:
             inside = ", ".join([*arrays, *others][:8]) or "nothing"
             raise FormatError(f"a Zarr group with {inside} inside: give the path of one image")
@@ -189,7 +189,7 @@ def _found(group: Any) -> _Found:
     names = [a["name"] if isinstance(a, dict) else a for a in axes] if axes else list("tczyx")
     channels = tuple(c.get("label", "") for c in ome.get("omero", {}).get("channels", ()))
     known = {level.partition("/")[0] for level in levels}
-    others = tuple(name for name, _ in group.members() if name not in known)
+    others = tuple(sorted(name for name, _ in group.members() if name not in known))
     smaller = ("smaller versions of the picture",) if len(levels) > 1 else ()
     return _Found(levels[0], names, channels, smaller + others)
 
