@@ -50,7 +50,12 @@ def test_the_level_of_a_channel_is_measured_on_a_few_of_its_pages(tmp_path: Path
     with open_stack(tmp_path / "a.ome.tif") as stack:
         source: Any = stack.source
         page = source.read
-        source.read = lambda number: read.append(number) or page(number)
+
+        def counted(number: int) -> Image:
+            read.append(number)
+            return page(number)
+
+        source.read = counted
         levels = noise_levels(stack)
     assert read == [0, 4, 8, 12, 16, 1, 5, 9, 13, 17]
     assert levels == pytest.approx({0: 6, 1: 18}, rel=0.15)

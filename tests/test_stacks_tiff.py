@@ -442,8 +442,8 @@ def test_a_result_that_exists_or_is_of_another_kind(tmp_path: Path) -> None:
 
 
 def test_one_page_is_no_stack(tmp_path: Path) -> None:
-    for name, how in (("a.tif", {}), ("b.tif", {"imagej": True}), ("c.ome.tif", {"ome": True})):
-        tifffile.imwrite(tmp_path / name, samples(dtype="uint8"), **how)
+    for name, imagej in (("a.tif", False), ("b.tif", True), ("c.ome.tif", False)):
+        tifffile.imwrite(tmp_path / name, samples(dtype="uint8"), imagej=imagej)
         assert not is_stack(tmp_path / name)
     tifffile.imwrite(
         tmp_path / "d.tif", samples(dtype="uint8", color=True), planarconfig="separate"
