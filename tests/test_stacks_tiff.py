@@ -197,6 +197,8 @@ def test_one_directory_for_all_pages_is_a_stack_too(tmp_path: Path) -> None:
         tiff.filehandle.seek(link)
         tiff.filehandle.write(bytes(4))  # no next page
     assert len(opened(source).pages) == 1 and is_stack(source)
+    with pytest.raises(ImageError, match="has 5 pages; only files with one are read here"):
+        images.read(source)
     restored(source, target, Darker())
     np.testing.assert_array_equal(tifffile.imread(target), darker(pages))
     assert series(target) == ("ZYX", (5, HEIGHT, WIDTH))
@@ -242,6 +244,20 @@ def test_pages_of_different_sizes_stay_in_order(tmp_path: Path) -> None:
     assert restored(source, target, Darker())["pages"] == 4
     for page, result in zip(pages, opened(target).pages, strict=True):
         np.testing.assert_array_equal(result.asarray(), darker(page))
+
+
+def test_pages_that_lie_on_their_side(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.tif", tmp_path / "b.tif"
+    pages = samples(2)
+    with tifffile.TiffWriter(source) as tiff:
+        for page in pages:
+            tiff.write(page, metadata=None, extratags=[(274, 3, 1, 6, True)], resolution=(90, 90))
+    restored(source, target, Twice())
+    result = opened(target).pages[1].aspage()
+    upright = np.rot90(pages[1], -1).repeat(2, axis=0).repeat(2, axis=1)
+    np.testing.assert_array_equal(result.asarray(), upright)
+    assert 274 not in result.tags or result.tags[274].value == 1
+    assert result.tags[282].value == (180, 1)
 
 
 def test_ome_tiff_of_several_images(tmp_path: Path) -> None:

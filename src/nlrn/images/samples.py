@@ -105,7 +105,7 @@ def check_single(count: int, what: str) -> None:
     if count == 0:
         raise ValueError(f"no {what}")
     if count > 1:
-        how = "only files with one are read here, nlrn.stacks reads all"
+        how = "only files with one are read here, nlrn.stacks reads all of a path"
         raise FormatError(f"has {count} {what}; {how}")
 
 

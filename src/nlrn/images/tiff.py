@@ -71,7 +71,11 @@ def _only_page(tiff: Any) -> Any:
     page = next(full, None)
     if page is None or next(full, None) is not None:
         check_single(len(tiff.pages), "pages")
-    return page or tiff.pages[0]
+    page = page or tiff.pages[0]
+    if len(tiff.pages) == 1 and (page.is_imagej or page.is_shaped):
+        # These may have one directory for many pages.
+        check_single(max(tiff.series[0].size // max(page.size, 1), 1), "pages")
+    return page
 
 
 def _exif(file: IO[bytes]) -> bytes | None:
