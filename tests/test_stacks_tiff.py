@@ -202,6 +202,12 @@ def test_one_directory_for_all_pages_is_a_stack_too(tmp_path: Path) -> None:
     restored(source, target, Darker())
     np.testing.assert_array_equal(tifffile.imread(target), darker(pages))
     assert series(target) == ("ZYX", (5, HEIGHT, WIDTH))
+    with tifffile.TiffFile(source) as whole:
+        offset = whole.pages[0].aspage().dataoffsets[0]
+    source.write_bytes(source.read_bytes()[: offset + pages.nbytes - 100])
+    assert is_stack(source)
+    with pytest.raises(ImageError, match="broken: describes 5 pages, too short for them"):
+        open_stack(source)
 
 
 @pytest.mark.parametrize("truncate", [False, True])

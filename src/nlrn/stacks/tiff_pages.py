@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -73,9 +74,18 @@ def _parts(tiff: Any) -> list[_Part]:
     if all(s.kind in ("generic", "uniform") for s in series):
         numbers = [n for n, page in enumerate(tiff.pages) if not page.subfiletype & REDUCED]
         numbers = numbers or [0]
+        if len(tiff.pages) == 1 and (described := _imagej_pages(tiff)) > 1:
+            raise FormatError(f"broken: describes {described} pages, too short for them")
         return [_Part(Block("I", (len(numbers),)), series[0], numbers)]
     names = _channel_names(tiff, len(series))
     return [_part(s, own) for s, own in zip(series, names, strict=True)]
+
+
+def _imagej_pages(tiff: Any) -> int:
+    """How many pages ImageJ says that there are in a file of one directory."""
+    text = tiff.pages[0].description if tiff.is_imagej else ""
+    found = re.search(r"(?m)^images=(\d+)", text)
+    return int(found[1]) if found else 1
 
 
 def _part(series: Any, names: tuple[str, ...]) -> _Part:
