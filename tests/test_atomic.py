@@ -101,3 +101,56 @@ def test_missing_folder_and_a_folder_of_that_name(tmp_path: Path) -> None:
         atomic.write_bytes(tmp_path / "b", b"")
     assert [file.name for file in tmp_path.iterdir()] == ["b"]
     assert not list((tmp_path / "b").iterdir())
+
+
+def test_a_file_has_its_name_when_the_block_ends(tmp_path: Path) -> None:
+    with atomic.new_file(tmp_path / "a") as file:
+        file.write(b"one")
+        file.seek(1)
+        assert file.read() == b"ne"
+        assert content(tmp_path) == {}, "a killed process would leave this"
+    assert content(tmp_path) == {"a": b"one"}
+    with pytest.raises(FileExistsError), atomic.new_file(tmp_path / "a", overwrite=False):
+        pass
+    with pytest.raises(KeyboardInterrupt), atomic.new_file(tmp_path / "a") as file:
+        file.write(b"two")
+        raise KeyboardInterrupt
+    assert content(tmp_path) == {"a": b"one"}
+
+
+def test_a_file_where_none_can_be_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(atomic, "_unnamed", lambda folder: None)
+    with pytest.raises(KeyboardInterrupt), atomic.new_file(tmp_path / "a") as file:
+        file.write(b"two")
+        raise KeyboardInterrupt
+    assert content(tmp_path) == {}
+    with atomic.new_file(tmp_path / "a") as file:
+        file.write(b"one")
+    assert content(tmp_path) == {"a": b"one"}
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077], ids=oct)
+def test_permissions_of_a_file_without_a_name(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        with atomic.new_file(tmp_path / "a"):
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    for text in ("one", "two"):
+        with atomic.new_folder(tmp_path / "a") as folder:
+            (folder / "inside").write_text(text)
+        assert [p.name for p in tmp_path.iterdir()] == ["a"]
+        assert content(tmp_path / "a") == {"inside": text.encode()}
+    with pytest.raises(FileExistsError), atomic.new_folder(tmp_path / "a", overwrite=False):
+        pass
+    with pytest.raises(KeyboardInterrupt), atomic.new_folder(tmp_path / "b"):
+        raise KeyboardInterrupt
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+    assert content(tmp_path / "a") == {"inside": b"two"}

@@ -246,7 +246,7 @@ def test_a_link_that_points_to_itself(tmp_path: Path) -> None:
 
 def test_files_of_no_known_kind_are_named(tmp_path: Path) -> None:
     picture(tmp_path / "in" / "a.png")
-    for name in ("photo.heic", "notes.txt", ".hidden", "sub/b.gif"):
+    for name in ("photo.heic", "notes.txt", ".hidden", "sub/b.svg"):
         (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "in" / name).write_text("?")
     result = nlrn("denoise", tmp_path / "in", *FAST, "-o", tmp_path / "out")
@@ -255,7 +255,7 @@ def test_files_of_no_known_kind_are_named(tmp_path: Path) -> None:
     assert result.exit_code == 0 and result.stderr == expected
     result = nlrn("denoise", folder, *FAST, "-o", tmp_path / "all", "-r", "--json")
     unknown = json.loads(result.stdout)["unknown"]
-    assert [Path(name).name for name in unknown] == ["notes.txt", "photo.heic", "b.gif"]
+    assert [Path(name).name for name in unknown] == ["notes.txt", "photo.heic", "b.svg"]
     for number in range(9):
         (folder / f"{number}.txt").write_text("?")
     result = nlrn("denoise", folder, *FAST, "-o", tmp_path / "more")

@@ -16,7 +16,7 @@ STOREYS = [
     ["atomic", "errors", "progress"],
     ["degrade", "hardware", "metrics", "ops", "threads"],
     ["images", "weights"],
-    ["classic", "datasets", "models", "noise"],
+    ["classic", "datasets", "models", "noise", "stacks"],
     ["convert", "inference"],
     ["restoration"],
     ["attention_maps"],

@@ -1,8 +1,12 @@
 """Files written whole or not at all: under a temporary name beside the target, then renamed."""
 
+import contextlib
 import os
 import secrets
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 
 def write_bytes(
@@ -21,24 +25,16 @@ def write_bytes(
             time one gets it.
         OSError: if the folder is missing, full or not writable.
     """
-    # Not tempfile: its files are readable by the owner alone, and the name would keep that.
-    temporary = path.parent / f".nlrn-{secrets.token_hex(8)}.tmp"
-    claimed = False
+    temporary = _temporary(path)
     try:
-        _write_through(temporary, data)
-        if not overwrite:
-            path.open("xb").close()  # fails if there is one; not every disk has hard links
-            claimed = True
-        elif previous is not None and path.exists():
-            path.replace(previous)
-        temporary.replace(path)
-        claimed = False
+        with temporary.open("xb") as file:
+            file.write(data)
+            _sync(file)
+        _rename(temporary, path, overwrite, previous)
     except OSError as error:  # named after the file that was asked for, not the temporary one
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
-        if claimed:
-            path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str, *, overwrite: bool = True) -> None:
@@ -46,9 +42,88 @@ def write_text(path: Path, text: str, *, overwrite: bool = True) -> None:
     write_bytes(path, text.encode(), overwrite=overwrite)
 
 
-def _write_through(path: Path, data: bytes) -> None:
-    """Writes a new file down to the disk."""
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+@contextlib.contextmanager
+def new_file(path: Path, *, overwrite: bool = True) -> Iterator[IO[bytes]]:
+    """A file open for reading and writing, which has its name once the block ends without error.
+
+    Where the system can (Linux), it has no name before: even a killed process leaves nothing.
+    Arguments and errors as those of `write_bytes`.
+    """
+    temporary = _temporary(path)
+    unnamed = _unnamed(path)
+    with unnamed or temporary.open("x+b") as file:
+        try:
+            yield file
+            _sync(file)
+            if unnamed:  # linkat follows /proc's link to the file only if a folder is given too
+                number = file.fileno()
+                os.link(f"/proc/self/fd/{number}", temporary, src_dir_fd=number)
+            file.close()
+            _rename(temporary, path, overwrite)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
+    """A new folder, which has its name once the block ends without error, and else is gone.
+
+    A killed process leaves the temporary one, hidden.
+    """
+    temporary, old = _temporary(path), _temporary(path)
+    temporary.mkdir()
+    try:
+        yield temporary
+        if path.exists() and not overwrite:
+            raise FileExistsError(17, "File exists", str(path))
+        if path.exists():
+            path.rename(old)
+        temporary.rename(path)
+    finally:
+        if old.exists() and not path.exists():
+            old.rename(path)
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _temporary(path: Path) -> Path:
+    """A new name beside a path; not by tempfile, whose files only their owner may ever read."""
+    return path.parent / f".nlrn-{secrets.token_hex(8)}.tmp"
+
+
+def _unnamed(path: Path) -> IO[bytes] | None:
+    """A new file without a name on the disk where the path is; None where there is no such thing.
+
+    It believes that its name is the path: libraries look at that.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o666)
+
+    try:
+        return open(path, "w+b", opener=opener)
+    except (AttributeError, OSError):
+        return None
+
+
+def _sync(file: IO[bytes]) -> None:
+    """Writes a file down to the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _rename(
+    temporary: Path, path: Path, overwrite: bool = True, previous: Path | None = None
+) -> None:
+    claimed = False
+    try:
+        if not overwrite:
+            path.open("xb").close()  # fails if there is one; not every disk has hard links
+            claimed = True
+        elif previous is not None and path.exists():
+            path.replace(previous)
+        temporary.replace(path)
+        claimed = False
+    finally:
+        if claimed:
+            path.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nlrn import images
+from nlrn import images, stacks
 from nlrn.errors import one_line
 from nlrn.images import FormatError, Image, ImageError
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # with torch, which finding files needs not
 
 
 PIPE = Path("-")  # the standard input or output in place of a file
+SUFFIXES = (*images.SUFFIXES, *stacks.SUFFIXES)
 
 
 class InputError(ValueError):
@@ -46,12 +47,18 @@ class FileOptions:
         skip_existing: whether jobs whose target exists are passed over.
         white: the value of white, where that is not the type's (see `images.read`).
         jpeg_quality: 1 to 100.
+        pages: which pages of a stack are taken, from 1: "1-10,15"; None for all.
+        axis: the letter of the axis along which these are counted, where there are several.
+        axes: a letter for each axis of a stack that does not say them.
     """
 
     overwrite: bool = False
     skip_existing: bool = False
     white: float | None = None
     jpeg_quality: int = 95
+    pages: str | None = None
+    axis: str | None = None
+    axes: str | None = None
 
     def __post_init__(self) -> None:
         if self.overwrite and self.skip_existing:
@@ -60,6 +67,10 @@ class FileOptions:
             raise InputError(f"jpeg-quality must be in 1..100, got {self.jpeg_quality}")
         if self.white is not None and not self.white > 0:
             raise InputError(f"white must be above 0, got {self.white:g}")
+        if self.pages is not None:
+            stacks.page_numbers(self.pages)
+        elif self.axis is not None:
+            raise InputError("axis says along which axis pages are counted: give pages too")
 
 
 @dataclass
@@ -103,8 +114,11 @@ class Observer:
     def progress(self, done: int, total: int) -> None:
         """Called in equal units of work on the present file."""
 
-    def announce(self, image: Image, seconds: float) -> None:
-        """Called before long work with the seconds it may take."""
+    def on_page(self, number: int, count: int) -> None:
+        """Called before each page of a stack, with its number from 0."""
+
+    def announce(self, image: Image, seconds: float, pages: int = 1) -> None:
+        """Called before long work with the seconds it may take, for all pages of a stack."""
 
     def on_done(self, facts: dict[str, Any]) -> None:
         """Called after each file that was written, with what the report says of it."""
@@ -125,7 +139,7 @@ def collect(inputs: list[str], output: str | None, suffix: str, *, recursive: bo
     made_by_us = suffix if output is None else None
     sources = dict(_sources(inputs, recursive, made_by_us, output))
     if not sources:
-        raise InputError(f"no images in {', '.join(inputs)} (known: {' '.join(images.SUFFIXES)})")
+        raise InputError(f"no images in {', '.join(inputs)} (known: {' '.join(SUFFIXES)})")
     if output == "-":
         if len(sources) > 1:
             raise InputError(f"{len(sources)} images: one at a time goes to the standard output")
@@ -133,7 +147,7 @@ def collect(inputs: list[str], output: str | None, suffix: str, *, recursive: bo
     single = len(sources) == 1 and Path(inputs[0]) in sources
     as_file = output is not None and not _is_folder(output)
     if as_file and not single:
-        if Path(str(output)).suffix.lower() in images.SUFFIXES:
+        if Path(str(output)).suffix.lower() in SUFFIXES:
             raise InputError(
                 f"{output}: one file; folders, patterns and several images need a folder"
             )
@@ -141,7 +155,8 @@ def collect(inputs: list[str], output: str | None, suffix: str, *, recursive: bo
     jobs = []
     for source, relative in sources.items():
         if output is None:
-            target = source.with_name(f"{source.stem}{suffix}{source.suffix}")
+            stem, ending = _split(source)
+            target = source.with_name(f"{stem}{suffix}{ending}")
         else:
             target = Path(output) if as_file else Path(output) / relative
         jobs.append(Job(source, target))
@@ -159,9 +174,9 @@ def _from_standard_input(inputs: list[str], output: str | None) -> Job:
 
 def unknown_files(inputs: list[str], *, recursive: bool) -> list[Path]:
     """What lies in the given folders and is of no known kind, hidden files left out."""
-    folders = [Path(text) for text in inputs if Path(text).is_dir()]
+    folders = [path for path in map(Path, inputs) if path.is_dir() and not stacks.is_zarr(path)]
     files = (file for folder in folders for file in _visible(folder, recursive))
-    return sorted(file for file in files if file.suffix.lower() not in images.SUFFIXES)
+    return sorted(file for file in files if not _is_known(file))
 
 
 def run(
@@ -205,6 +220,10 @@ def run(
 def _run_one(
     job: Job, restoration: Restoration, options: FileOptions, observer: Observer
 ) -> dict[str, Any]:
+    if job.source != PIPE and stacks.is_stack(job.source):
+        return _run_stack(job, restoration, options, observer)
+    if options.pages is not None:
+        raise InputError("one page only: pages are chosen from stacks")
     start = time.perf_counter()
     image, kind = _read(job.source, options)
     kind = _check_target(job.target, image, kind, options)
@@ -223,6 +242,33 @@ def _run_one(
         "warnings": notes,
         "seconds": round(time.perf_counter() - start, 3),
     }
+
+
+def _run_stack(
+    job: Job, restoration: Restoration, options: FileOptions, observer: Observer
+) -> dict[str, Any]:
+    from nlrn.restoration.stacks import restore_stack  # with torch, which is loaded by now
+
+    start = time.perf_counter()
+    if job.target == PIPE:
+        raise InputError("pages do not go to the standard output: name a file")
+    with stacks.open_stack(job.source, axes=options.axes, white=options.white) as stack:
+        if options.pages is not None:
+            stack = stack.select(stacks.page_numbers(options.pages), options.axis)
+        if not job.target.parent.exists():
+            _make_folder(job.target.parent)
+        stack.check_target(job.target, overwrite=options.overwrite)
+        facts = restore_stack(
+            stack,
+            job.target,
+            restoration,
+            overwrite=options.overwrite,
+            progress=observer.progress,
+            announce=functools.partial(observer.announce, stack.page(0), pages=len(stack)),
+            on_page=observer.on_page,
+        )
+    seconds = round(time.perf_counter() - start, 3)
+    return {"input": str(job.source), "output": str(job.target), **facts, "seconds": seconds}
 
 
 def _read(source: Path, options: FileOptions) -> tuple[Image, str]:
@@ -244,12 +290,16 @@ def _check_target(target: Path, image: Image, kind: str, options: FileOptions) -
         return kind
     if not target.parent.exists():
         images.check_holds(target, image)  # before a folder is made for nothing
-        try:
-            target.parent.mkdir(parents=True)
-        except OSError as error:
-            raise ImageError(f"{target.parent}: {error.strerror}") from error
+        _make_folder(target.parent)
     images.check_writable(target, image, overwrite=options.overwrite)
     return images.format_of(target)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ImageError(f"{folder}: {error.strerror}") from error
 
 
 def _write(target: Path, image: Image, kind: str, options: FileOptions) -> None:
@@ -268,19 +318,19 @@ def _sources(
     results = _real(Path(output)) if output is not None else None
     for text in inputs:
         path = Path(text)
-        if path.is_dir():
+        if path.is_dir() and not stacks.is_zarr(path):
             found, base = _walk(path, recursive), path
         elif path.exists() or not glob.has_magic(text):
             yield path, Path(path.name)
             continue
         else:
             matches = map(Path, glob.glob(text, recursive=True))  # noqa: PTH207
-            found, base = sorted(p for p in matches if p.is_file()), _fixed_part(path)
+            found, base = sorted(filter(_is_input, matches)), _fixed_part(path)
             if not found:
                 raise InputError(f"{text}: no file matches")
         inside = results is not None and _real(base) in results.parents
         for file in found:
-            is_result = bool(made_by_us) and file.stem.endswith(str(made_by_us))
+            is_result = bool(made_by_us) and _split(file)[0].endswith(str(made_by_us))
             if not (is_result or (inside and results in _real(file).parents)):
                 yield file, file.relative_to(base)
 
@@ -294,16 +344,34 @@ def _fixed_part(pattern: Path) -> Path:
 
 def _walk(folder: Path, recursive: bool) -> list[Path]:
     """Images below a folder in order, hidden files left out."""
-    files = _visible(folder, recursive)
-    return sorted(file for file in files if file.suffix.lower() in images.SUFFIXES)
+    return sorted(file for file in _visible(folder, recursive) if _is_known(file))
+
+
+def _is_known(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES or stacks.is_zarr(path)
+
+
+def _is_input(path: Path) -> bool:
+    return path.is_file() or stacks.is_zarr(path)
 
 
 def _visible(folder: Path, recursive: bool) -> Iterator[Path]:
-    """Files below a folder, hidden ones left out."""
-    for file in folder.rglob("*") if recursive else folder.glob("*"):
-        hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-        if not hidden and file.is_file():
-            yield file
+    """Files and Zarr folders below a folder, hidden ones left out."""
+    for where, folders, files in os.walk(folder):
+        shown = [name for name in folders if not name.startswith(".")]
+        arrays = {name for name in shown if stacks.is_zarr(Path(where, name))}
+        folders[:] = sorted(set(shown) - arrays) if recursive else []
+        for name in (*files, *arrays):
+            if not name.startswith(".") and _is_input(Path(where, name)):
+                yield Path(where, name)
+
+
+def _split(path: Path) -> tuple[str, str]:
+    """A name without its ending, and that, which is .ome.tif where it is."""
+    stem, ending = path.stem, path.suffix
+    if stem.lower().endswith(".ome"):
+        return stem[:-4], stem[-4:] + ending
+    return stem, ending
 
 
 def _real(path: Path) -> Path:
@@ -312,6 +380,8 @@ def _real(path: Path) -> Path:
 
 
 def _is_folder(output: str) -> bool:
+    if Path(output).suffix.lower() == ".zarr":  # a folder too, but of one array
+        return False
     if output.endswith(("/", os.sep)) or Path(output).is_dir():
         return True
     return not Path(output).suffix  # an unknown suffix is refused when the file is to be written

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ class Display(Observer):
         super().__init__()
         self._jobs, self._as_json = jobs, as_json
         self.report.unknown = [str(file) for file in unknown]
-        self._interrupted = False
+        self._interrupted, self._name = False, ""
         console = Console(stderr=True)
         name = TextColumn("{task.description}", markup=False)  # of any characters
         columns = (name, BarColumn(), TimeRemainingColumn())
@@ -53,6 +54,8 @@ class Display(Observer):
         self._task = self._bar.add_task("", total=None)
 
     def __enter__(self) -> Display:
+        # A request to end is an exception too, so that nothing temporary is left behind.
+        self._handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         self._bar.start()
         return self
 
@@ -63,22 +66,29 @@ class Display(Observer):
         trace: TracebackType | None,
     ) -> bool:
         self._bar.stop()
+        signal.signal(signal.SIGTERM, self._handler)
         self._interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         return self._interrupted
 
     def on_file(self, job: Job, number: int) -> None:
         """Shows which file is next."""
-        name = f"{number + 1}/{len(self._jobs)} {job.source.name}"
-        self._bar.reset(self._task, total=1, description=name)
+        self._name = f"{number + 1}/{len(self._jobs)} {job.source.name}"
+        self._bar.reset(self._task, total=1, description=self._name)
+
+    def on_page(self, number: int, count: int) -> None:
+        """Shows which page of the present file is next."""
+        name = f"{self._name} page {number + 1}/{count}"
+        self._bar.update(self._task, description=name)
 
     def progress(self, done: int, total: int) -> None:
         """Shows how far the present file is."""
         self._bar.update(self._task, completed=done, total=total)
 
-    def announce(self, image: Image, seconds: float) -> None:
-        """Says how long an image will take, if that is long."""
+    def announce(self, image: Image, seconds: float, pages: int = 1) -> None:
+        """Says how long an image or a stack will take, if that is long."""
         if seconds > LONG:
             size = f"{image.width} x {image.height}"
+            size = f"{pages} pages of {size}" if pages > 1 else size
             print(f"{size} pixels will take about {_duration(seconds)}", file=sys.stderr)
 
     # Not click's echo here, which passes by the bar and is written into its line.
@@ -88,11 +98,7 @@ class Display(Observer):
             said = in_words_of_the_command(warning)
             print(f"warning: {facts['input']}: {said}", file=sys.stderr)
         if not self._as_json:
-            what = f"sigma {facts['sigma']:g}" if "sigma" in facts else f"x{facts['scale']:g}"
-            if "sigma_range" in facts:
-                what = "sigma {:.1f} to {:.1f}".format(*facts["sigma_range"])
-            what += " for correlated noise" if facts.get("correlated") else ""
-            line = f"{facts['output']} ({what}, {facts['seconds']:.1f} s)"
+            line = f"{facts['output']} ({_what(facts)}, {facts['seconds']:.1f} s)"
             # Where the image itself goes to the standard output, nothing else may.
             print(line, file=sys.stderr if facts["output"] == str(PIPE) else None, flush=True)
 
@@ -113,6 +119,20 @@ class Display(Observer):
             left = len(self._jobs) - report.count
             typer.echo(f"interrupted: {left} of {len(self._jobs)} files left", err=True)
         raise typer.Exit(130 if self._interrupted else report.exit_code)
+
+
+def _what(facts: dict[str, Any]) -> str:
+    """What was done to a file, in a few words."""
+    pages = f"{facts['pages']} pages {facts['axes']}, " if "pages" in facts else ""
+    if "scale" in facts:
+        return f"{pages}x{facts['scale']:g}"
+    if not isinstance(facts["sigma"], list):
+        level = f"{facts['sigma']:g}"
+        if "sigma_range" in facts:
+            level = "{:.1f} to {:.1f}".format(*facts["sigma_range"])
+        return f"{pages}sigma {level}{' for correlated noise' if facts.get('correlated') else ''}"
+    levels = zip(facts["sigma"], facts["channels"], strict=True)
+    return f"{pages}sigma " + ", ".join(f"{level:g} ({name})" for level, name in levels)
 
 
 def _with_both_flags(message: str) -> str:

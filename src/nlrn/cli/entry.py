@@ -99,7 +99,8 @@ def _check_address_space() -> None:
 
 def in_words_of_the_command(message: str) -> str:
     """A message of the library with the names of flags in place of arguments."""
-    return re.sub(r"white=(\S+)", r"--white \1", message.replace("overwrite=True", "--overwrite"))
+    said = message.replace("overwrite=True", "--overwrite")
+    return re.sub(r"\b(white|axis|axes)=(\S+)", r"--\1 \2", said)
 
 
 def _print_version(wanted: bool) -> None:

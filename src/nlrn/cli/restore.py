@@ -23,7 +23,7 @@ def _models() -> list[str]:
 
 # Options that both commands have.
 Inputs = Annotated[
-    list[str], typer.Argument(help="Images, folders or patterns; - is the standard input.")
+    list[str], typer.Argument(help="Images, stacks, folders or patterns; - is the standard input.")
 ]
 Output = Annotated[
     str | None,
@@ -67,6 +67,15 @@ White = Annotated[
     typer.Option(help="The value of white in the files, where that is not the type's: 4095."),
 ]
 JpegQuality = Annotated[int, typer.Option(help="Quality of JPEGs that are written, 1 to 100.")]
+Pages = Annotated[
+    str | None, typer.Option(help="Pages of stacks to take, from 1: 1-10,15. All without it.")
+]
+Axis = Annotated[
+    str | None, typer.Option(help="Axis that --pages counts along, where there are several: Z.")
+]
+Axes = Annotated[
+    str | None, typer.Option(help="Axes of stacks that do not say them, such as ZCYX.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
@@ -103,6 +112,9 @@ def denoise(
     skip_existing: SkipExisting = False,
     white: White = None,
     jpeg_quality: JpegQuality = 95,
+    pages: Pages = None,
+    axis: Axis = None,
+    axes: Axes = None,
     as_json: AsJson = False,
 ) -> None:
     """Remove noise: NAME_denoised.EXT is written beside each image unless -o says otherwise.
@@ -114,7 +126,7 @@ def denoise(
         from nlrn import batch
         from nlrn.cli.display import Display
 
-        files = batch.FileOptions(overwrite, skip_existing, white, jpeg_quality)
+        files = batch.FileOptions(overwrite, skip_existing, white, jpeg_quality, pages, axis, axes)
         level: Sigma = "map" if sigma == "map" else number(sigma, "sigma", "auto")
         side = number(tile, "tile", "auto")
         jobs = batch.collect(inputs, output, suffix, recursive=recursive)
@@ -156,6 +168,9 @@ def upscale(
     skip_existing: SkipExisting = False,
     white: White = None,
     jpeg_quality: JpegQuality = 95,
+    pages: Pages = None,
+    axis: Axis = None,
+    axes: Axes = None,
     as_json: AsJson = False,
 ) -> None:
     """Enlarge: NAME_x2.EXT is written beside each image unless -o says otherwise.
@@ -167,7 +182,7 @@ def upscale(
         from nlrn import batch
         from nlrn.cli.display import Display
 
-        files = batch.FileOptions(overwrite, skip_existing, white, jpeg_quality)
+        files = batch.FileOptions(overwrite, skip_existing, white, jpeg_quality, pages, axis, axes)
         factor = number(scale, "scale", None)
         assert factor is not None
         side = number(tile, "tile", "auto")

@@ -61,7 +61,7 @@ def read(
             pages or frames, of a sample type without meaning here, or has NaN or inf in it.
     """
     path = Path(path)
-    with _errors_name(path), path.open("rb") as file:
+    with errors_name(path), path.open("rb") as file:
         _format_name(path)
         return read_file(file, max_pixels, white=white, suffix=path.suffix.lower())[0]
 
@@ -77,7 +77,7 @@ def read_file(
     if white is not None and not (white > 0 and math.isfinite(white)):
         raise ValueError(f"white must be a number above 0, got {white}")
     decoded, name = formats.decode(file, max_pixels, suffix)
-    return _as_image(decoded, white), name
+    return image_of(decoded, white), name
 
 
 def write(
@@ -100,7 +100,7 @@ def write(
     if not 1 <= quality <= 100:
         raise ValueError(f"quality must be in 1..100, got {quality}")
     check_writable(path, image, overwrite=overwrite)
-    with _errors_name(path):
+    with errors_name(path):
         encoded = encode(_format_name(path), image, quality)
         atomic.write_bytes(path, encoded, overwrite=overwrite)
 
@@ -112,14 +112,18 @@ def encode(name: str, image: Image, quality: int = 95) -> bytes:
         FormatError: if the format cannot hold the image.
     """
     check_format(name, image)
-    return formats.encode(name, _as_decoded(image), quality)
+    return formats.encode(name, decoded_of(image), quality)
 
 
 def check_writable(path: str | os.PathLike[str], image: Image, *, overwrite: bool = False) -> None:
     """Raises the ImageError that `write` would raise, before an hour of work is put into it."""
-    path = Path(path)
     check_holds(path, image)
-    with _errors_name(path):
+    check_place(Path(path), overwrite=overwrite)
+
+
+def check_place(path: Path, *, overwrite: bool = False) -> None:
+    """Raises an ImageError if no new file of this name can be written, whatever it holds."""
+    with errors_name(path):
         if not path.parent.is_dir():
             raise FormatError(f"folder {path.parent} does not exist")
         if not os.access(path.parent, os.W_OK):
@@ -131,7 +135,7 @@ def check_writable(path: str | os.PathLike[str], image: Image, *, overwrite: boo
 def check_holds(path: str | os.PathLike[str], image: Image) -> None:
     """Raises an ImageError if the format of the path's suffix cannot hold the image."""
     path = Path(path)
-    with _errors_name(path):
+    with errors_name(path):
         check_format(_format_name(path), image)
 
 
@@ -143,7 +147,7 @@ def lost(name: str, image: Image) -> tuple[str, ...]:
 def format_of(path: str | os.PathLike[str]) -> str:
     """The name of the format that a file of this suffix is written in."""
     path = Path(path)
-    with _errors_name(path):
+    with errors_name(path):
         return _format_name(path)
 
 
@@ -155,7 +159,7 @@ def check_format(name: str, image: Image) -> None:
 
 
 @contextlib.contextmanager
-def _errors_name(path: Path) -> Iterator[None]:
+def errors_name(path: Path) -> Iterator[None]:
     """Turns the errors of files and formats into an ImageError that names the path."""
     try:
         yield
@@ -177,7 +181,7 @@ def _format_name(path: Path) -> str:
     return name
 
 
-def _as_image(decoded: Decoded, white: float | None) -> Image:
+def image_of(decoded: Decoded, white: float | None) -> Image:
     """The upright image of what a file holds."""
     samples, stored = _checked(decoded.samples, white)
     notes = decoded.notes
@@ -195,7 +199,8 @@ def _as_image(decoded: Decoded, white: float | None) -> Image:
     return Image(upright, alpha, decoded.exif, decoded.icc, dpi, decoded.color, notes, stored)
 
 
-def _as_decoded(image: Image) -> Decoded:
+def decoded_of(image: Image) -> Decoded:
+    """What a file of the upright image holds, its samples on the scale of the file."""
     samples = image.samples
     if image.stored is not None:
         dtype = np.dtype(image.stored.dtype)

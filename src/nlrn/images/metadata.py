@@ -83,7 +83,7 @@ class PngParts(NamedTuple):
 
 def from_png(data: bytes) -> PngParts:
     """The parts of a PNG file; ValueError if it ends early."""
-    chunks = list(_png_chunks(data))
+    chunks = list(png_chunks(data))
     pixels = data[:8] + b"".join(chunk for name, chunk in chunks if name in _PNG_PIXELS)
     payload = {name: bytes(chunk[8:-4]) for name, chunk in chunks if name in _PNG_METADATA}
     frames = int.from_bytes(payload.get(b"acTL", b"\0\0\0\1")[:4], "big")
@@ -105,11 +105,11 @@ def into_png(
     """The PNG file with the metadata in chunks behind its header."""
     extra = color or b""
     if dpi:
-        extra += _png_chunk(b"pHYs", struct.pack(">IIB", *(round(d / _INCH) for d in dpi), 1))
+        extra += png_chunk(b"pHYs", struct.pack(">IIB", *(round(d / _INCH) for d in dpi), 1))
     if icc:
-        extra += _png_chunk(b"iCCP", b"ICC Profile\0\0" + zlib.compress(icc))
+        extra += png_chunk(b"iCCP", b"ICC Profile\0\0" + zlib.compress(icc))
     if exif:
-        extra += _png_chunk(b"eXIf", exif)
+        extra += png_chunk(b"eXIf", exif)
     header_end = 8 + 12 + 13  # signature, then the IHDR chunk
     return png[:header_end] + extra + png[header_end:]
 
@@ -154,12 +154,13 @@ def into_tiff(tiff: bytes, block: bytes, *, keep_resolution: bool = False) -> by
     return _append(tiff, order, own | top, nested)
 
 
-def _png_chunk(name: bytes, payload: bytes) -> bytes:
+def png_chunk(name: bytes, payload: bytes) -> bytes:
+    """A whole chunk of a PNG: length, name, payload, CRC."""
     crc = zlib.crc32(name + payload)
     return struct.pack(">I", len(payload)) + name + payload + struct.pack(">I", crc)
 
 
-def _png_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
+def png_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
     """Name and whole chunk (length, name, payload, CRC) up to the end marker."""
     position, name = 8, b""
     while name != b"IEND":

@@ -105,7 +105,8 @@ def check_single(count: int, what: str) -> None:
     if count == 0:
         raise ValueError(f"no {what}")
     if count > 1:
-        raise FormatError(f"has {count} {what}; only files with one can be read, split it first")
+        how = "only files with one are read here, nlrn.stacks reads all of a path"
+        raise FormatError(f"has {count} {what}; {how}")
 
 
 def to_float(array: Array) -> Array:

@@ -26,42 +26,56 @@ from nlrn.images.samples import (
 # Photometric interpretation -> stored samples per pixel without alpha: white is zero,
 # black is zero, RGB, palette, inks, YCbCr (which JPEG compression turns into RGB), Lab in two ways.
 _COLORS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3, 9: 3}
-_PALETTE, _CMYK, _YCBCR, _CIELAB, _ICCLAB, _CFA = 3, 5, 6, 8, 9, 32803
+PALETTE, _CMYK, _YCBCR, _CIELAB, _ICCLAB, _CFA = 3, 5, 6, 8, 9, 32803
 # Compressions that never give more than is asked for: none, CCITT, LZW, deflate, PackBits, LZMA,
 # zstd; and those that are a picture of their own, whose size has to be looked at first: JPEG,
 # JPEG 2000, PNG, WebP.
 _BOUNDED = (1, 2, 3, 4, 5, 8, 32773, 32946, 34925, 50000)
 _JPEG = (6, 7)
 _PICTURES = (*_JPEG, 33003, 33004, 33005, 34712, 34933, 50001)
-_REDUCED = 1  # bit of the subfile type: a smaller version of another page
+REDUCED = 1  # bit of the subfile type: a smaller version of another page
 # Tags beyond the usual ones that are kept: EXIF, ICC, GPS, copyright.
 _KEPT = (33432, 34665, 34675, 34853, 40965)
-_XMP, _SUB_DIRECTORIES = 700, 330
+_XMP, SUB_DIRECTORIES = 700, 330
 
 
 def decode(file: IO[bytes], max_pixels: int) -> Decoded:
     import tifffile
 
-    with _silent("tifffile"), tifffile.TiffFile(file) as tiff:
+    with silent("tifffile"), tifffile.TiffFile(file) as tiff:
         page = _only_page(tiff)
-        check_size(page.imagewidth, page.imagelength, max_pixels)
-        _check(page)
-        _check_segments(page, max_pixels)
-        samples, icc, notes = _samples(page)
-        orientation = page.tags.valueof(274, default=1)
-        orientation = orientation if orientation in range(1, 9) else 1
+        check_page(page, max_pixels)
+        samples, icc, notes = samples_of(page, page.asarray())
+        orientation = orientation_of(page)
         dpi = _dpi(page)
         notes += _notes(page, len(tiff.pages) - 1)
     return Decoded(samples, orientation, _exif(file), icc, dpi, None, notes)
 
 
+def check_page(page: Any, max_pixels: int) -> None:
+    """Raises a FormatError if a page is too large, or of a kind that is not known here."""
+    check_size(page.imagewidth, page.imagelength, max_pixels)
+    _check(page)
+    _check_segments(page, max_pixels)
+
+
+def orientation_of(page: Any) -> int:
+    """How a page is to be turned, 1 to 8."""
+    orientation = page.tags.valueof(274, default=1)
+    return orientation if orientation in range(1, 9) else 1
+
+
 def _only_page(tiff: Any) -> Any:
     """The page of a file that has one, besides thumbnails and the levels of a pyramid."""
-    full = (page for page in tiff.pages if not page.subfiletype & _REDUCED)
+    full = (page for page in tiff.pages if not page.subfiletype & REDUCED)
     page = next(full, None)
     if page is None or next(full, None) is not None:
         check_single(len(tiff.pages), "pages")
-    return page or tiff.pages[0]
+    page = page or tiff.pages[0]
+    if len(tiff.pages) == 1 and (page.is_imagej or page.is_shaped):
+        # These may have one directory for many pages.
+        check_single(max(tiff.series[0].size // max(page.size, 1), 1), "pages")
+    return page
 
 
 def _exif(file: IO[bytes]) -> bytes | None:
@@ -76,9 +90,15 @@ def _exif(file: IO[bytes]) -> bytes | None:
 
 def _notes(page: Any, other_pages: int) -> tuple[str, ...]:
     """What of a file is not kept, or not there."""
-    smaller = other_pages + np.size(page.tags.valueof(_SUB_DIRECTORIES, default=()))
+    smaller = other_pages + np.size(page.tags.valueof(SUB_DIRECTORIES, default=()))
     names = [tag.name for tag in page.tags if tag.code == _XMP or _is_private(tag.code)]
     found = not_kept(*names, "smaller versions of the picture" if smaller else "")
+    return found + warnings_of(page)
+
+
+def warnings_of(page: Any) -> tuple[str, ...]:
+    """What of a page is not there, or may be wrong."""
+    found: tuple[str, ...] = ()
     if missing := sum(count == 0 for count in page.databytecounts):
         found += (f"damaged: {missing} of {len(page.databytecounts)} parts are missing, and black",)
     if 0 in page.extrasamples:
@@ -99,7 +119,7 @@ def _dpi(page: Any) -> Dpi | None:
 
 
 @contextlib.contextmanager
-def _silent(logger_name: str) -> Iterator[None]:
+def silent(logger_name: str) -> Iterator[None]:
     """Drops what a library logs; a filter of its own for each call keeps threads apart."""
 
     def drop(record: logging.LogRecord) -> bool:
@@ -157,16 +177,16 @@ def _picture_size(data: bytes) -> tuple[int, int]:
         return (1, 1)
 
 
-def _samples(page: Any) -> tuple[Array, bytes | None, tuple[str, ...]]:
-    """Samples, their color profile, and notes about color."""
-    samples = np.asarray(page.asarray())
+def samples_of(page: Any, stored: Array) -> tuple[Array, bytes | None, tuple[str, ...]]:
+    """Samples of a page that stores these, their color profile, and notes about color."""
+    samples = np.asarray(stored)
     if page.axes == "SYX":  # planes stored one after the other
         samples = np.moveaxis(samples, 0, -1)
     if samples.dtype == np.bool_:
         samples = samples.astype(np.uint8) * np.uint8(255)
     if page.photometric == 0:  # white is zero
         samples = _inverted(samples)
-    if page.photometric == _PALETTE:  # [3, 256] table of 16-bit values
+    if page.photometric == PALETTE:  # [3, 256] table of 16-bit values
         samples = np.moveaxis((page.colormap >> 8).astype(np.uint8)[:, samples], 0, -1)
     if 1 in page.extrasamples:
         samples = _unpremultiplied(samples)

@@ -20,10 +20,11 @@ from nlrn.restoration.base import Restoration, Restored, Sigma
 from nlrn.restoration.choice import check_quality
 from nlrn.restoration.classic import METHODS, ClassicDenoiser
 from nlrn.restoration.denoiser import AUTO, Denoiser
+from nlrn.restoration.stacks import restore_pages, restore_stack
 from nlrn.restoration.upscaler import Upscaler, check_scale
 
 __all__ = ["ClassicDenoiser", "Denoiser", "Restoration", "Restored", "Upscaler", "denoise",
-           "make_denoiser", "upscale"]  # fmt: skip
+           "make_denoiser", "restore_pages", "restore_stack", "upscale"]  # fmt: skip
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
