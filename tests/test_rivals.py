@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from small_networks import acting, assert_same_with_gradients, picture, rival
 from torch import Tensor
+from typer.testing import CliRunner
 
 from nlrn import models
+from nlrn.cli import app
 from nlrn.models import ARCHITECTURES, Network
 from nlrn.models.convolutional import NormReluConv
 from nlrn.models.drcn import DRCN, DRCNConfig
@@ -286,3 +289,15 @@ def test_bfloat16_leaves_the_image_as_it_is() -> None:
     image = torch.tensor(np.linspace(0, 1, 40), dtype=torch.float32).view(1, 1, 5, 8)
     prepared = models.build("dncnn", {"layers": 3}).for_inference(torch.bfloat16)
     assert torch.equal(prepared(image), image)
+
+
+def test_the_command_line_lists_networks_and_their_papers() -> None:
+    shown = CliRunner().invoke(app, ["models", "--architectures"]).stdout.splitlines()
+    assert len(shown) == len(ARCHITECTURES)
+    line = next(line for line in shown if line.startswith("drcn "))
+    assert "1,775,121 parameters" in line and "39.01 MFLOP/pixel" in line
+    assert line.endswith(ARCHITECTURES["drcn"].paper)
+    found = json.loads(CliRunner().invoke(app, ["models", "--architectures", "--json"]).stdout)
+    assert [entry["name"] for entry in found] == list(ARCHITECTURES)
+    info = CliRunner().invoke(app, ["info", "dncnn"]).stdout
+    assert "554,112" in info and "architecture, without weights" in info
