@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,3 +72,21 @@ def acting(network: Network, seed: int = 0) -> Network:
 
 def picture(*shape: int) -> Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def assert_same_with_gradients(
+    network: Network, slow: Callable[[Tensor], Tensor], *shape: int, tolerance: float = 1e-8
+) -> None:
+    """Both give the same image, and the same gradients of image and parameters."""
+    network.double().requires_grad_()
+    found = []
+    for restore in (network, slow):
+        image = picture(*shape).double().requires_grad_()
+        result = restore(image)
+        wanted = [image, *(p for p in network.parameters() if p.requires_grad)]
+        weight = torch.linspace(-1, 2, result.numel(), dtype=result.dtype).view_as(result)
+        found.append((result, torch.autograd.grad((result * weight).sum(), wanted)))
+    (fast, fast_grads), (plain, plain_grads) = found
+    torch.testing.assert_close(fast, plain, rtol=1e-10, atol=1e-10)
+    for one, other in zip(fast_grads, plain_grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)

@@ -25,6 +25,7 @@ from nlrn.models import ModelCard
 from nlrn.models.nlrn import CONFIGS, random_network
 from nlrn.web.server import create_app
 from nlrn.web.service import Options, Service
+from nlrn.web.uploads import DECODING
 
 SMALL = dataclasses.replace(CONFIGS["nlrn"], window=5, steps=4, channels=8, embed=4)
 SLOW = dataclasses.replace(SMALL, steps=40)
@@ -63,8 +64,11 @@ class Server:
 
     def __init__(self, options: Options) -> None:
         listening = socket.create_server((options.host, 0))
-        self.app = create_app(options)
-        self._server = uvicorn.Server(uvicorn.Config(self.app, log_level="warning"))
+        with DECODING:  # FastAPI changes the filters of warnings, as the worker of another does
+            self.app = create_app(options)
+        # On a busy machine the client may take long until its next request.
+        config = uvicorn.Config(self.app, log_level="warning", timeout_keep_alive=120)
+        self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([listening],))
         self._thread.start()
         while not self._server.started:
