@@ -47,6 +47,7 @@ RIVALS: dict[str, dict[str, int]] = {
     "srcnn": {"channels": 6, "channels2": 4},
     "vdsr": {"layers": 4, "channels": 6},
     "drcn": {"recursions": 3, "channels": 6},
+    "lapsrn": {"layers": 2, "channels": 6},
     "drrn": {"units": 2, "channels": 6},
 }
 

@@ -77,12 +77,13 @@ def small(config: Config, **changes: Any) -> Config:
 def test_the_budget_is_the_same_for_all() -> None:
     for comparison in COMPARISONS.values():
         own = {c.architecture: c for c in CONFIGS.values() if c.data.task == comparison.task}
-        assert set(comparison.networks) - set(own) <= {"lapsrn"}
+        assert set(comparison.networks) == set(own)
         assert len({equal.budget_key(c) for c in own.values()}) == 1
         for config in own.values():
             assert config.name == f"{comparison.task}-{config.architecture}"
             assert sum(stage.minutes for stage in config.stages) == pytest.approx(4)
-            assert {(s.batch, s.patch) for s in config.stages} == {(16, 64)}
+            side = 20 if config.network().factors else 64  # of what the network gets
+            assert {(s.batch, s.patch) for s in config.stages} == {(16, side)}
             assert not config.start_from and config.optimizer.method == "adam"
             assert config.model == models.ARCHITECTURES[config.architecture].config_class()
             has_norm = any(isinstance(m, torch.nn.BatchNorm2d) for m in config.network().modules())
