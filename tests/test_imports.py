@@ -14,14 +14,15 @@ PACKAGE = Path(__file__).parents[1] / "src" / "nlrn"
 # Each storey may import from those before it, never from its own or a later one.
 STOREYS = [
     ["atomic", "errors", "progress"],
+    ["remote"],
     ["degrade", "hardware", "metrics", "ops"],
     ["images", "weights"],
-    ["classic", "datasets", "models", "noise"],
+    ["classic", "datasets", "models", "noise", "sources"],
     ["inference"],
     ["restoration"],
     ["attention_maps"],
     ["batch", "bench", "training"],
-    ["ablate", "web"],
+    ["ablate", "bulk", "web"],
     ["cli"],
     ["__main__"],
 ]
