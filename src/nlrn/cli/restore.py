@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +13,7 @@ import typer
 from nlrn.cli.entry import errors_in_one_line, number
 
 if TYPE_CHECKING:
-    from nlrn.batch import Job
+    from nlrn.batch import Job, Report
     from nlrn.inference import Settings
 
 
@@ -22,7 +25,11 @@ def _models() -> list[str]:
 
 # Options that both commands have.
 Inputs = Annotated[
-    list[str], typer.Argument(help="Images, folders or patterns; - is the standard input.")
+    list[str],
+    typer.Argument(
+        help="Images, folders, patterns, URLs (s3://...) or @LIST, a text file with a path in each "
+        "line; - is the standard input."
+    ),
 ]
 Output = Annotated[
     str | None,
@@ -52,7 +59,7 @@ Recursive = Annotated[
     bool, typer.Option("--recursive", "-r", help="Include everything below the folders.")
 ]
 SkipExisting = Annotated[
-    bool, typer.Option("--skip-existing", help="Skip images whose result exists.")
+    bool, typer.Option("--skip-existing", help="Skip images whose result exists and is whole.")
 ]
 White = Annotated[
     float | None,
@@ -60,6 +67,30 @@ White = Annotated[
 ]
 JpegQuality = Annotated[int, typer.Option(help="Quality of JPEGs that are written, 1 to 100.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option("--report", help="Write the report to this .json or .parquet file too."),
+]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="local: one file after the other; ray: several at a time, on a cluster too.",
+        autocompletion=lambda: ["local", "ray"],
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(help="With --engine ray: the address of a cluster; without it Ray starts here."),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="With --engine ray: number of workers; one on each GPU, or on each core."),
+]
+GpusPerWorker = Annotated[
+    float | None,
+    typer.Option(help="With --engine ray: GPUs of each worker, 0.5 for two on one, 0 for none."),
+]
 
 
 def denoise(
@@ -99,6 +130,11 @@ def denoise(
     white: White = None,
     jpeg_quality: JpegQuality = 95,
     as_json: AsJson = False,
+    report: ReportFile = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
+    gpus_per_worker: GpusPerWorker = None,
 ) -> None:
     """Remove noise: NAME_denoised.EXT is written beside each image unless -o says otherwise.
 
@@ -106,13 +142,15 @@ def denoise(
     """
     with errors_in_one_line():
         from nlrn import batch
-        from nlrn.cli.display import Display
+        from nlrn.cli.display import Display, check_report
 
         files = batch.FileOptions(overwrite, skip_existing, white, jpeg_quality)
+        run = _runner(engine, address, workers, gpus_per_worker)
         level = number(sigma, "sigma", "auto")
         side = number(tile, "tile", "auto")
         jobs = batch.collect(inputs, output, suffix, recursive=recursive)
         _check_pipe(jobs, as_json)
+        check_report(report)
         # Loads torch: only after the paths were found good.
         from nlrn.restoration import make_denoiser
 
@@ -120,8 +158,9 @@ def denoise(
         denoiser = make_denoiser(
             method.lower(), model, settings, quality, sigma=level, strength=strength
         )
-        with Display(jobs, as_json, batch.unknown_files(inputs, recursive=recursive)) as show:
-            batch.run(jobs, denoiser, files, show)
+        unknown = batch.unknown_files(inputs, recursive=recursive)
+        with Display(jobs, as_json, unknown, report) as show:
+            run(jobs, denoiser, files, show)
         show.exit()
 
 
@@ -147,6 +186,11 @@ def upscale(
     white: White = None,
     jpeg_quality: JpegQuality = 95,
     as_json: AsJson = False,
+    report: ReportFile = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
+    gpus_per_worker: GpusPerWorker = None,
 ) -> None:
     """Enlarge: NAME_x2.EXT is written beside each image unless -o says otherwise.
 
@@ -155,23 +199,42 @@ def upscale(
     """
     with errors_in_one_line():
         from nlrn import batch
-        from nlrn.cli.display import Display
+        from nlrn.cli.display import Display, check_report
 
         files = batch.FileOptions(overwrite, skip_existing, white, jpeg_quality)
+        run = _runner(engine, address, workers, gpus_per_worker)
         factor = number(scale, "scale", None)
         assert factor is not None
         side = number(tile, "tile", "auto")
         ending = suffix if suffix is not None else f"_x{factor:g}"
         jobs = batch.collect(inputs, output, ending, recursive=recursive)
         _check_pipe(jobs, as_json)
+        check_report(report)
         # Loads torch: only after the paths were found good.
         from nlrn.restoration import Upscaler
 
         settings = _settings(side, exact, views, dtype, device)
         upscaler = Upscaler(factor, model or "auto", settings=settings)
-        with Display(jobs, as_json, batch.unknown_files(inputs, recursive=recursive)) as show:
-            batch.run(jobs, upscaler, files, show)
+        unknown = batch.unknown_files(inputs, recursive=recursive)
+        with Display(jobs, as_json, unknown, report) as show:
+            run(jobs, upscaler, files, show)
         show.exit()
+
+
+def _runner(
+    engine: str, address: str | None, workers: int | None, gpus_per_worker: float | None
+) -> Callable[..., Report]:
+    """What runs the jobs: one after the other, or several at a time by Ray."""
+    from nlrn import batch, bulk
+
+    if engine == "ray":
+        bulk.check_installed()
+        return functools.partial(bulk.run, cluster=bulk.Cluster(address, workers, gpus_per_worker))
+    if engine != "local":
+        raise ValueError(f"engine must be local or ray, got {engine!r}")
+    if (address, workers, gpus_per_worker) != (None, None, None):
+        raise ValueError("--address, --workers and --gpus-per-worker are for --engine ray")
+    return batch.run
 
 
 def _check_pipe(jobs: list[Job], as_json: bool) -> None:
