@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,9 @@ from nlrn.batch import FileOptions, Job, Observer
 from nlrn.models.nlrn import random_network
 from nlrn.restoration import Denoiser, Restored
 
-ray = pytest.importorskip("ray")
-
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs ray"),
     # What Ray says of its own settings whoever uses them.
     pytest.mark.filterwarnings("ignore:`use_push_based_shuffle` is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:`use_polars` is deprecated:DeprecationWarning"),
@@ -48,11 +49,13 @@ SIGMA = 20.0
 def cluster() -> Iterator[str]:
     """The address of a Ray with two cores, which all tests share."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    started = ray.init(
-        "local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-        object_store_memory=128 * 2**20,
+    import ray
+
+    ray.init(
+        "local", num_cpus=2, include_dashboard=False, log_to_driver=False,
+        logging_level=logging.ERROR, object_store_memory=128 * 2**20,
     )  # fmt: skip
-    yield started.address_info["gcs_address"]
+    yield ray.get_runtime_context().gcs_address
     ray.shutdown()
 
 
@@ -272,4 +275,7 @@ def test_ctrl_c_tells_what_is_left_and_leaves_the_cluster_alone(
     assert lines[-1].startswith("interrupted: ") and lines[-1].endswith(" of 200 files left")
     ours = ("error: ", "interrupted: ", "warning: ")
     assert all(line.startswith(ours) or "files failed:" in line for line in lines), lines
+
+    import ray
+
     assert ray.cluster_resources()["CPU"] == 2

@@ -14,7 +14,7 @@ PLUGIN = """
 import importlib.machinery
 
 ABSENT = {"bm3d", "cv2", "fastapi", "httpx", "hypothesis", "imagecodecs", "playwright",
-          "pydantic", "schemathesis", "starlette", "tensorboard", "uvicorn"}
+          "pyarrow", "pydantic", "ray", "schemathesis", "starlette", "tensorboard", "uvicorn"}
 find = importlib.machinery.PathFinder.find_spec
 
 def find_spec(name, path=None, target=None):

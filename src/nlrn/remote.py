@@ -84,14 +84,20 @@ class RemotePath:
     def files(self, *, recursive: bool) -> list[tuple[RemotePath, PurePosixPath]]:
         """Each file below this folder with its path below it, in order."""
         with self._storage() as (storage, path):
-            found = storage.find(path, maxdepth=None if recursive else 1)
-            return _below(storage, path, found)
+            return self._named(path, storage.find(path, maxdepth=None if recursive else 1))
 
     def matches(self) -> list[tuple[RemotePath, PurePosixPath]]:
         """Each file that matches this pattern with its path below the part without wildcards."""
         with self._storage() as (storage, path):
-            fixed = re.split(r"[*?\[]", path)[0].rpartition("/")[0]
-            return _below(storage, fixed, [f for f in storage.glob(path) if storage.isfile(f)])
+            folder, base = (re.split(r"[*?\[]", p)[0].rpartition("/")[0] for p in (self.url, path))
+            found = [name for name in storage.glob(path) if storage.isfile(name)]
+            return RemotePath(folder)._named(base, found)
+
+    def _named(self, base: str, found: list[str]) -> list[tuple[RemotePath, PurePosixPath]]:
+        """Names that a storage gives for files below this folder, its `base`, in our words."""
+        start = len(base.rstrip("/"))
+        below = [PurePosixPath(name[start:].lstrip("/")) for name in sorted(found)]
+        return [(self / relative, relative) for relative in below]
 
     @contextlib.contextmanager
     def _storage(self) -> Iterator[tuple[Any, str]]:
@@ -114,11 +120,3 @@ AnyPath = Path | RemotePath
 def as_path(text: str) -> AnyPath:
     """A path on this machine, or a remote one if the text begins with a scheme."""
     return RemotePath(text) if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text) else Path(text)
-
-
-def _below(storage: Any, base: str, found: list[str]) -> list[tuple[RemotePath, PurePosixPath]]:
-    base = base.rstrip("/")
-    return [
-        (RemotePath(storage.unstrip_protocol(name)), PurePosixPath(name[len(base) :].lstrip("/")))
-        for name in sorted(found)
-    ]

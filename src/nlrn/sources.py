@@ -65,7 +65,9 @@ def unknown_files(inputs: list[str], *, recursive: bool) -> list[Path]:
 
 def real(path: AnyPath) -> AnyPath:
     """The path without links; one that leads to itself stays, where Path.resolve would raise."""
-    return path if isinstance(path, RemotePath) else Path(os.path.realpath(path))
+    if isinstance(path, RemotePath) and not path.url.startswith("file://"):
+        return path
+    return Path(os.path.realpath(str(path).removeprefix("file://")))
 
 
 def _remote(
