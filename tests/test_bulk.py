@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import SMALL, names, nlrn, picture
+from command_line import SMALL, assert_one_clear_line, names, nlrn, picture
 
 from nlrn import batch, bulk, images
 from nlrn.batch import FileOptions, Job, Observer
@@ -244,6 +245,26 @@ def test_urls_lists_and_enlarging(cluster: str, tmp_path: Path) -> None:
     assert nlrn("upscale", tmp_path / "in", "-r", "-o", tmp_path / "local").exit_code == 0
     assert _contents(tmp_path / "out") == _contents(tmp_path / "local")
     assert sorted(_contents(tmp_path / "out")) == ["a.png", "sub/b.tif"]
+
+
+def test_the_page_on_it_can_be_followed(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    picture(tmp_path / "scans" / "sub" / "a.png", (8, 11))
+    page = (Path(__file__).parents[1] / "docs" / "bulk.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
+    exec(compile(code, "bulk.md", "exec"), {})
+    assert names(tmp_path) == ["clean/sub/a.png", "run.parquet", "scans/sub/a.png"]
+
+
+def test_a_worker_with_another_version_refuses(
+    cluster: str, tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "__version__", "9.9")
+    result = nlrn("denoise", picture(tmp_path / "a.png"), "--model", weights, "--engine", "ray")
+    assert_one_clear_line(result, "nlrn 0.1.0 on ", "9.9 at the caller")
+    assert names(tmp_path) == ["a.png"]
 
 
 def test_existing_results_are_refused_and_nothing_is_started(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,15 @@ def test_wrong_options_give_one_line(
     monkeypatch.chdir(tmp_path)
     assert_one_clear_line(nlrn("denoise", picture(tmp_path / "a.png"), *FAST, *options), *words)
     assert names(tmp_path) == ["a.png"]
+
+
+def test_an_address_where_nothing_is_gives_one_line_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"  # free when the server is closed
+    source = picture(tmp_path / "a.png")
+    result = nlrn("denoise", source, *FAST, "--engine", "ray", "--address", address)
+    assert_one_clear_line(result, f"no Ray at {address}", "refused")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
+import socket
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ from typing import Any
 from nlrn.errors import one_line
 
 STORE = 128 * 2**20  # bytes of Ray's shared memory: names and reports pass through it, no images
+
+CONNECT_SECONDS = 10.0
 
 
 class ClusterError(OSError):
@@ -107,9 +111,9 @@ def plan(workers: int | None, gpus_each: float | None, files: int) -> Pool:
     count = max(1, min(workers or room, files))
     if each and not room:
         raise ClusterError(f"no machine of the cluster has {each:g} GPUs")
-    cores = cores_each([m.get("CPU", 0) for m in machines], count)
-    most = max(m.get("CPU", 0) for m in machines)
-    return Pool(count, cores, each, min(1.0, each or cores / most))
+    has = [m.get("CPU", 0) for m in machines]
+    cores = cores_each(has, count) or 1.0  # none: machines that are yet to come
+    return Pool(count, cores, each, min(1.0, each or cores / max(*has, 1)))
 
 
 def cores_each(machines: list[float], workers: int) -> float:
@@ -128,12 +132,13 @@ def session(address: str | None) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+    where = address or os.environ.get("RAY_ADDRESS") or "local"
+    _check_reachable(where)
     import ray
 
     if ray.is_initialized():
         yield
         return
-    where = address or os.environ.get("RAY_ADDRESS") or "local"
     ours: dict[str, Any] = {"include_dashboard": False, "object_store_memory": STORE}
     with _errors_in_one_line(), _silent_stderr():
         ray.init(
@@ -146,6 +151,17 @@ def session(address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raises at once where Ray would try for minutes."""
+    found = re.fullmatch(r"(?:ray://)?\[?([^\[\]]+)\]?:(\d+)", address)
+    if found is None:  # a word
+        return
+    try:
+        socket.create_connection((found[1], int(found[2])), timeout=CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ClusterError(f"no Ray at {address} ({one_line(error)})") from error
 
 
 @contextlib.contextmanager
