@@ -1,11 +1,14 @@
 """What Ray costs: pictures per second of the engine ray beside the local engine, in one run.
 
 Both restore the same folder of gray PNGs with a network of denoise-gray-fast's shape (random
-weights: they do not change the time). They take turns: local, ray, local, ray. The local engine
+weights: they do not change the time). They take turns. The local engine
 computes with all threads; each worker with its share of them. Ray's time is told twice: from the
 first results on, which is what a long job sees, and with the start of Ray and of its workers.
-Processor time (of Ray, all its processes together) is told too: where both keep all cores busy
-their rates are as the inverse of it, and other programs on the machine disturb it less.
+
+Processor time is told too, which other programs on the machine disturb less: of all processes of
+Ray, and of the local engine with one thread, since several spend time on waiting for each other.
+Where Ray keeps all cores busy, the second divided by the first is the least that its rate can be
+of the local one's: that of a local engine whose threads never wait.
 """
 
 from __future__ import annotations
@@ -115,7 +118,11 @@ def measure(root: Path, count: int, workers: int, rounds: int) -> dict[str, Any]
         for _ in range(rounds):
             clock, _ = timed(batch.run, root / "in", root / "local", denoiser)
             found["local"].append(clock.rate)
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            clock, _ = timed(batch.run, root / "in", root / "local", denoiser)
             found["local_cpu"].append(clock.cost)
+            torch.set_num_threads(threads)
             by_ray, begin = functools.partial(bulk.run, cluster=cluster), time.perf_counter()
             clock, seconds = timed(by_ray, root / "in", root / "ray", denoiser)
             found["ray"].append(clock.rate)
@@ -146,7 +153,7 @@ def main(count: int, size: int, workers: int, rounds: int) -> dict[str, Any]:
     print(f"ray / local, best of each {by_ray / local:.2f}, goal {GOAL}; each round: "
           + " ".join(f"{ratio:.2f}" for ratio in ratios))  # fmt: skip
     cost = min(found["local_cpu"]) / min(found["ray_cpu"])
-    print(f"by processor time, least of each {cost:.2f}")
+    print(f"local with one thread / ray by processor time, least of each {cost:.2f}")
     print(f"start of Ray {found['ray_start']:.1f} s, first results after "
           f"{min(found['workers_start']):.1f} s more; {found['same']} of {count} results "
           "are the same bytes")  # fmt: skip

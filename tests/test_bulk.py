@@ -290,7 +290,7 @@ def test_ctrl_c_tells_what_is_left_and_leaves_the_cluster_alone(
     assert job.stdout is not None
     assert job.stdout.readline()
     os.killpg(job.pid, signal.SIGINT)
-    _, errors = job.communicate(timeout=60)
+    _, errors = job.communicate(timeout=180)
     assert job.returncode == 130, errors
     lines = errors.strip().splitlines()
     assert lines[-1].startswith("interrupted: ") and lines[-1].endswith(" of 200 files left")

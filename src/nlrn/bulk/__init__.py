@@ -77,11 +77,8 @@ def run(
         observer: told of each file that is done, in the order in which they are.
         cluster: where Ray runs; None starts it here, with a worker on each core or GPU.
     """
-    options, observer, cluster = (
-        options or FileOptions(),
-        observer or Observer(),
-        cluster or Cluster(),
-    )
+    options, observer = options or FileOptions(), observer or Observer()
+    cluster = cluster or Cluster()
     if any(PIPE in (job.source, job.target) for job in jobs):
         raise InputError("the engine ray takes files, not the standard input or output")
     check_installed()
