@@ -14,14 +14,15 @@ PACKAGE = Path(__file__).parents[1] / "src" / "nlrn"
 # Each storey may import from those before it, never from its own or a later one.
 STOREYS = [
     ["atomic", "errors", "progress"],
+    ["remote"],
     ["degrade", "hardware", "metrics", "ops", "threads"],
     ["images", "weights"],
     ["classic", "datasets", "models", "noise", "stacks"],
-    ["convert", "inference"],
+    ["convert", "inference", "sources"],
     ["restoration"],
     ["attention_maps"],
     ["batch", "bench", "export", "napari", "training"],
-    ["ablate", "web"],
+    ["ablate", "bulk", "web"],
     ["equal"],
     ["cli"],
     ["__main__"],

@@ -14,8 +14,8 @@ PLUGIN = """
 import importlib.machinery
 
 ABSENT = {"bioimageio", "bm3d", "cv2", "fastapi", "httpx", "hypothesis", "imagecodecs", "npe2",
-          "onnx", "onnxruntime", "playwright",
-          "pydantic", "schemathesis", "starlette", "tensorboard", "uvicorn"}
+          "onnx", "onnxruntime", "playwright", "pyarrow", "pydantic", "ray", "schemathesis",
+          "starlette", "tensorboard", "uvicorn", "zarr"}
 find = importlib.machinery.PathFinder.find_spec
 
 def find_spec(name, path=None, target=None):

@@ -3,39 +3,36 @@
 from __future__ import annotations
 
 import functools
-import glob
 import io
 import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlrn import images, stacks
+from nlrn import sources as files
 from nlrn.errors import one_line
-from nlrn.images import FormatError, Image, ImageError
+from nlrn.images import ExistsError, FormatError, Image, ImageError
+from nlrn.remote import AnyPath, RemotePath, as_path
+from nlrn.sources import InputError as InputError
+from nlrn.sources import unknown_files as unknown_files
 
 if TYPE_CHECKING:  # with torch, which finding files needs not
     from nlrn.restoration import Restoration
 
 
 PIPE = Path("-")  # the standard input or output in place of a file
-SUFFIXES = (*images.SUFFIXES, *stacks.SUFFIXES)
-
-
-class InputError(ValueError):
-    """Nothing sensible to do with the given paths; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Job:
     """One file to read and the file to write; either may be `PIPE`."""
 
-    source: Path
-    target: Path
+    source: AnyPath
+    target: AnyPath
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,8 @@ class FileOptions:
 
     Attributes:
         overwrite: whether files that exist are replaced.
-        skip_existing: whether jobs whose target exists are passed over.
+        skip_existing: whether jobs whose target exists are passed over; one that is not whole
+            by its header and size is replaced.
         white: the value of white, where that is not the type's (see `images.read`).
         jpeg_quality: 1 to 100.
         pages: which pages of a stack are taken, from 1: "1-10,15"; None for all.
@@ -73,6 +71,21 @@ class FileOptions:
             raise InputError("axis says along which axis pages are counted: give pages too")
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one file.
+
+    Attributes:
+        status: "done", "skipped" or "failed".
+        facts: what the report says of it; of a file that is skipped its name alone.
+        is_passing: whether it failed for a reason that may pass: the disk, the network, memory.
+    """
+
+    status: str
+    facts: dict[str, Any]
+    is_passing: bool = False
+
+
 @dataclass
 class Report:
     """What became of the jobs; `done` and `failed` hold a dict for each file.
@@ -84,6 +97,13 @@ class Report:
     skipped: list[str] = field(default_factory=list)
     failed: list[dict[str, str]] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        """Takes in what became of one more file."""
+        if outcome.status == "skipped":
+            self.skipped.append(outcome.facts["input"])
+        else:
+            (self.done if outcome.status == "done" else self.failed).append(outcome.facts)
 
     @property
     def count(self) -> int:
@@ -123,9 +143,12 @@ class Observer:
     def on_done(self, facts: dict[str, Any]) -> None:
         """Called after each file that was written, with what the report says of it."""
 
+    def on_count(self, done: int, total: int) -> None:
+        """Called with the number of finished files where several are worked on at a time."""
+
 
 def collect(inputs: list[str], output: str | None, suffix: str, *, recursive: bool) -> list[Job]:
-    """Files, folders and patterns -> jobs, each source once.
+    """Files, folders, patterns, lists (`@NAME`) and URLs -> jobs, each source once.
 
     Without `output`, NAME.png goes to NAME<suffix>.png beside it. An output that is a folder, ends
     with a slash, has no suffix, or is given with several inputs and is no name of an image, takes
@@ -137,28 +160,28 @@ def collect(inputs: list[str], output: str | None, suffix: str, *, recursive: bo
     if "-" in inputs:
         return [_from_standard_input(inputs, output)]
     made_by_us = suffix if output is None else None
-    sources = dict(_sources(inputs, recursive, made_by_us, output))
+    sources = dict(files.find(inputs, recursive, made_by_us, output))
     if not sources:
-        raise InputError(f"no images in {', '.join(inputs)} (known: {' '.join(SUFFIXES)})")
+        raise InputError(f"no images in {', '.join(inputs)} (known: {' '.join(files.SUFFIXES)})")
     if output == "-":
         if len(sources) > 1:
             raise InputError(f"{len(sources)} images: one at a time goes to the standard output")
         return [Job(next(iter(sources)), PIPE)]
-    single = len(sources) == 1 and Path(inputs[0]) in sources
+    single = len(sources) == 1 and as_path(inputs[0]) in sources
     as_file = output is not None and not _is_folder(output)
     if as_file and not single:
-        if Path(str(output)).suffix.lower() in SUFFIXES:
+        if Path(str(output)).suffix.lower() in files.SUFFIXES:
             raise InputError(
                 f"{output}: one file; folders, patterns and several images need a folder"
             )
         as_file = False
-    jobs = []
+    jobs: list[Job] = []
     for source, relative in sources.items():
         if output is None:
-            stem, ending = _split(source)
+            stem, ending = files.split(source)
             target = source.with_name(f"{stem}{suffix}{ending}")
         else:
-            target = Path(output) if as_file else Path(output) / relative
+            target = as_path(output) if as_file else as_path(output) / relative
         jobs.append(Job(source, target))
     _check_targets(jobs)
     return jobs
@@ -169,14 +192,7 @@ def _from_standard_input(inputs: list[str], output: str | None) -> Job:
         raise InputError("- is the standard input: no other image can be given beside it")
     if output is not None and output != "-" and _is_folder(output):
         raise InputError(f"{output}: a folder, but the standard input has no name")
-    return Job(PIPE, PIPE if output is None else Path(output))
-
-
-def unknown_files(inputs: list[str], *, recursive: bool) -> list[Path]:
-    """What lies in the given folders and is of no known kind, hidden files left out."""
-    folders = [path for path in map(Path, inputs) if path.is_dir() and not stacks.is_zarr(path)]
-    files = (file for folder in folders for file in _visible(folder, recursive))
-    return sorted(file for file in files if not _is_known(file))
+    return Job(PIPE, PIPE if output is None else as_path(output))
 
 
 def run(
@@ -193,38 +209,45 @@ def run(
         options: how files are read and written.
         observer: told of each file as it goes on.
     """
-    from nlrn.hardware import is_out_of_memory  # with torch, which is loaded by now
-
     options, observer = options or FileOptions(), observer or Observer()
-    report = observer.report
     for number, job in enumerate(jobs):
         observer.on_file(job, number)
-        if options.skip_existing and job.target.exists():
-            report.skipped.append(str(job.source))
-            continue
-        try:
-            report.done.append(_run_one(job, restoration, options, observer))
-        except BrokenPipeError:
-            raise
-        except ImageError as error:
-            report.failed.append({"input": str(job.source), "error": str(error)})
-        except (ValueError, OSError, MemoryError, RuntimeError) as error:
-            reason = "not enough memory" if is_out_of_memory(error) else one_line(error, 300)
-            message = f"{job.source}: {reason}"
-            report.failed.append({"input": str(job.source), "error": message})
-        else:
-            observer.on_done(report.done[-1])
-    return report
+        outcome = restore_file(job, restoration, options, observer)
+        observer.report.add(outcome)
+        if outcome.status == "done":
+            observer.on_done(outcome.facts)
+    return observer.report
 
 
-def _run_one(
+def restore_file(
+    job: Job, restoration: Restoration, options: FileOptions, observer: Observer
+) -> Outcome:
+    """Reads, restores and writes one file, wherever that is done; a bad one does not raise."""
+    start = time.perf_counter()
+    try:
+        if options.skip_existing:
+            if is_whole(job.target):
+                return Outcome("skipped", {"input": str(job.source)})
+            options = replace(options, overwrite=True, skip_existing=False)
+        restore = _restore_stack if _is_stack(job.source) else _restore_image
+        facts = restore(job, restoration, options, observer)
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError, MemoryError, RuntimeError) as error:
+        return _failure(job, error)
+    names = {"input": str(job.source), "output": str(job.target)}
+    return Outcome("done", names | facts | {"seconds": round(time.perf_counter() - start, 3)})
+
+
+def _is_stack(source: AnyPath) -> bool:
+    return isinstance(source, Path) and source != PIPE and stacks.is_stack(source)
+
+
+def _restore_image(
     job: Job, restoration: Restoration, options: FileOptions, observer: Observer
 ) -> dict[str, Any]:
-    if job.source != PIPE and stacks.is_stack(job.source):
-        return _run_stack(job, restoration, options, observer)
     if options.pages is not None:
         raise InputError("one page only: pages are chosen from stacks")
-    start = time.perf_counter()
     image, kind = _read(job.source, options)
     kind = _check_target(job.target, image, kind, options)
     announce = functools.partial(observer.announce, image)
@@ -233,32 +256,26 @@ def _run_one(
         restored = restoration.restore(image, progress=observer.progress, announce=announce)
     _write(job.target, restored.image, kind, options)
     notes = [*image.notes, *images.lost(kind, image), *(str(w.message) for w in caught)]
-    return {
-        "input": str(job.source),
-        "output": str(job.target),
-        "width": restored.image.width,
-        "height": restored.image.height,
-        **restored.facts,
-        "warnings": notes,
-        "seconds": round(time.perf_counter() - start, 3),
-    }
+    size = {"width": restored.image.width, "height": restored.image.height}
+    return size | restored.facts | {"warnings": notes}
 
 
-def _run_stack(
+def _restore_stack(
     job: Job, restoration: Restoration, options: FileOptions, observer: Observer
 ) -> dict[str, Any]:
     from nlrn.restoration.stacks import restore_stack  # with torch, which is loaded by now
 
-    start = time.perf_counter()
     if job.target == PIPE:
         raise InputError("pages do not go to the standard output: name a file")
+    if isinstance(job.source, RemotePath) or isinstance(job.target, RemotePath):
+        raise InputError("stacks are read and written on this machine, not behind URLs")
     with stacks.open_stack(job.source, axes=options.axes, white=options.white) as stack:
         if options.pages is not None:
             stack = stack.select(stacks.page_numbers(options.pages), options.axis)
         if not job.target.parent.exists():
             _make_folder(job.target.parent)
         stack.check_target(job.target, overwrite=options.overwrite)
-        facts = restore_stack(
+        return restore_stack(
             stack,
             job.target,
             restoration,
@@ -267,12 +284,47 @@ def _run_stack(
             announce=functools.partial(observer.announce, stack.page(0), pages=len(stack)),
             on_page=observer.on_page,
         )
-    seconds = round(time.perf_counter() - start, 3)
-    return {"input": str(job.source), "output": str(job.target), **facts, "seconds": seconds}
 
 
-def _read(source: Path, options: FileOptions) -> tuple[Image, str]:
+def _failure(job: Job, error: Exception) -> Outcome:
+    from nlrn.hardware import is_out_of_memory  # with torch, which is loaded by now
+
+    name, no_memory = str(job.source), is_out_of_memory(error)
+    said = "not enough memory" if no_memory else one_line(error, 300)
+    if not isinstance(error, ImageError):  # those name the file themselves
+        said = f"{name}: {said.removeprefix(f'{name}: ')}"
+    return Outcome("failed", {"input": name, "error": said}, no_memory or _is_of_storage(error))
+
+
+def is_whole(target: AnyPath) -> bool:
+    """Whether there is a file with the header of an image and all the bytes it speaks of."""
+    if target == PIPE or not target.exists():
+        return False
+    if isinstance(target, Path) and target.is_dir():  # named so when it was whole
+        return stacks.is_zarr(target)
+    with target.open() if isinstance(target, RemotePath) else target.open("rb") as file:
+        if target.suffix.lower() in stacks.SUFFIXES:
+            return stacks.is_whole(file)
+        return images.is_whole(file, target.suffix.lower())
+
+
+def _is_of_storage(error: Exception) -> bool:
+    """Whether a disk or a network is to blame; a file that is not there stays away."""
+    causes = (error, error.__cause__)
+    if any(isinstance(cause, FileNotFoundError) for cause in causes):
+        return False
+    return any(isinstance(cause, OSError) for cause in causes)
+
+
+def _read(source: AnyPath, options: FileOptions) -> tuple[Image, str]:
     """The image and the name of its format."""
+    if isinstance(source, RemotePath):
+        kind, data = images.format_of(source.name), io.BytesIO(source.read_bytes())
+        try:
+            suffix = source.suffix.lower()
+            return images.read_file(data, white=options.white, suffix=suffix)[0], kind
+        except FormatError as error:
+            raise ImageError(f"{source}: {error}") from error
     if source != PIPE:
         return images.read(source, white=options.white), images.format_of(source)
     if sys.stdin is None or sys.stdin.isatty():
@@ -283,11 +335,16 @@ def _read(source: Path, options: FileOptions) -> tuple[Image, str]:
         raise ImageError(f"standard input: {error}") from error
 
 
-def _check_target(target: Path, image: Image, kind: str, options: FileOptions) -> str:
+def _check_target(target: AnyPath, image: Image, kind: str, options: FileOptions) -> str:
     """The format of the result; raises before the work what would go wrong after it."""
     if target == PIPE:
         images.check_format(kind, image)
         return kind
+    if isinstance(target, RemotePath):
+        images.check_holds(target.name, image)
+        if not options.overwrite and target.exists():
+            raise ExistsError(f"{target}: exists already; overwrite=True replaces it")
+        return images.format_of(target.name)
     if not target.parent.exists():
         images.check_holds(target, image)  # before a folder is made for nothing
         _make_folder(target.parent)
@@ -297,101 +354,37 @@ def _check_target(target: Path, image: Image, kind: str, options: FileOptions) -
 
 def _make_folder(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)  # another may be as quick
     except OSError as error:
         raise ImageError(f"{folder}: {error.strerror}") from error
 
 
-def _write(target: Path, image: Image, kind: str, options: FileOptions) -> None:
+def _write(target: AnyPath, image: Image, kind: str, options: FileOptions) -> None:
+    quality = options.jpeg_quality
+    if isinstance(target, RemotePath):
+        target.write_bytes(images.encode(kind, image, quality), overwrite=options.overwrite)
+        return
     if target != PIPE:
-        quality = options.jpeg_quality
         images.write(target, image, overwrite=options.overwrite, quality=quality)
         return
-    sys.stdout.buffer.write(images.encode(kind, image, options.jpeg_quality))
+    sys.stdout.buffer.write(images.encode(kind, image, quality))
     sys.stdout.buffer.flush()
 
 
-def _sources(
-    inputs: list[str], recursive: bool, made_by_us: str | None, output: str | None
-) -> Iterator[tuple[Path, Path]]:
-    """Each file with its path below the given folder; results of an earlier run are left out."""
-    results = _real(Path(output)) if output is not None else None
-    for text in inputs:
-        path = Path(text)
-        if path.is_dir() and not stacks.is_zarr(path):
-            found, base = _walk(path, recursive), path
-        elif path.exists() or not glob.has_magic(text):
-            yield path, Path(path.name)
-            continue
-        else:
-            matches = map(Path, glob.glob(text, recursive=True))  # noqa: PTH207
-            found, base = sorted(filter(_is_input, matches)), _fixed_part(path)
-            if not found:
-                raise InputError(f"{text}: no file matches")
-        inside = results is not None and _real(base) in results.parents
-        for file in found:
-            is_result = bool(made_by_us) and _split(file)[0].endswith(str(made_by_us))
-            if not (is_result or (inside and results in _real(file).parents)):
-                yield file, file.relative_to(base)
-
-
-def _fixed_part(pattern: Path) -> Path:
-    """The folders of a pattern before its first wildcard."""
-    parts = pattern.parts
-    first = next(i for i, part in enumerate(parts) if glob.has_magic(part))
-    return Path(*parts[:first])
-
-
-def _walk(folder: Path, recursive: bool) -> list[Path]:
-    """Images below a folder in order, hidden files left out."""
-    return sorted(file for file in _visible(folder, recursive) if _is_known(file))
-
-
-def _is_known(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES or stacks.is_zarr(path)
-
-
-def _is_input(path: Path) -> bool:
-    return path.is_file() or stacks.is_zarr(path)
-
-
-def _visible(folder: Path, recursive: bool) -> Iterator[Path]:
-    """Files and Zarr folders below a folder, hidden ones left out."""
-    for where, folders, files in os.walk(folder):
-        shown = [name for name in folders if not name.startswith(".")]
-        arrays = {name for name in shown if stacks.is_zarr(Path(where, name))}
-        folders[:] = sorted(set(shown) - arrays) if recursive else []
-        for name in (*files, *arrays):
-            if not name.startswith(".") and _is_input(Path(where, name)):
-                yield Path(where, name)
-
-
-def _split(path: Path) -> tuple[str, str]:
-    """A name without its ending, and that, which is .ome.tif where it is."""
-    stem, ending = path.stem, path.suffix
-    if stem.lower().endswith(".ome"):
-        return stem[:-4], stem[-4:] + ending
-    return stem, ending
-
-
-def _real(path: Path) -> Path:
-    """The path without links; one that leads to itself stays, where Path.resolve would raise."""
-    return Path(os.path.realpath(path))
-
-
 def _is_folder(output: str) -> bool:
-    if Path(output).suffix.lower() == ".zarr":  # a folder too, but of one array
+    path = as_path(output)
+    if path.suffix.lower() == ".zarr":  # a folder too, but of one array
         return False
-    if output.endswith(("/", os.sep)) or Path(output).is_dir():
+    if output.endswith(("/", os.sep)) or path.is_dir():
         return True
-    return not Path(output).suffix  # an unknown suffix is refused when the file is to be written
+    return not path.suffix  # an unknown suffix is refused when the file is to be written
 
 
 def _check_targets(jobs: list[Job]) -> None:
-    seen: dict[Path, Path] = {}
+    seen: dict[AnyPath, AnyPath] = {}
     for job in jobs:
-        target = _real(job.target)
-        if target == _real(job.source):
+        target = files.real(job.target)
+        if target == files.real(job.source):
             raise InputError(f"{job.source}: would be replaced by its own result")
         if target in seen:
             first = seen[target]

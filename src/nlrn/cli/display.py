@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from nlrn.batch import PIPE, Job, Observer
+from nlrn.bulk import report as reports
 from nlrn.cli.entry import in_words_of_the_command
 
 if TYPE_CHECKING:
@@ -32,14 +33,17 @@ class Display(Observer):
         jobs: what is to be done.
         as_json: whether the report is printed as JSON.
         unknown: files beside them of no known kind.
+        report_file: where the report is written too.
     """
 
-    def __init__(self, jobs: list[Job], as_json: bool, unknown: list[Path]) -> None:
+    def __init__(
+        self, jobs: list[Job], as_json: bool, unknown: list[Path], report_file: Path | None = None
+    ) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         super().__init__()
-        self._jobs, self._as_json = jobs, as_json
+        self._jobs, self._as_json, self._report_file = jobs, as_json, report_file
         self.report.unknown = [str(file) for file in unknown]
         self._interrupted, self._name = False, ""
         console = Console(stderr=True)
@@ -84,6 +88,11 @@ class Display(Observer):
         """Shows how far the present file is."""
         self._bar.update(self._task, completed=done, total=total)
 
+    def on_count(self, done: int, total: int) -> None:
+        """Shows how many files are done."""
+        name = f"{done}/{total} files"
+        self._bar.update(self._task, completed=done, total=total, description=name)
+
     def announce(self, image: Image, seconds: float, pages: int = 1) -> None:
         """Says how long an image or a stack will take, if that is long."""
         if seconds > LONG:
@@ -98,13 +107,15 @@ class Display(Observer):
             said = in_words_of_the_command(warning)
             print(f"warning: {facts['input']}: {said}", file=sys.stderr)
         if not self._as_json:
-            line = f"{facts['output']} ({_what(facts)}, {facts['seconds']:.1f} s)"
+            line = f"{facts['output']} ({_what(facts)}{facts['seconds']:.1f} s)"
             # Where the image itself goes to the standard output, nothing else may.
             print(line, file=sys.stderr if facts["output"] == str(PIPE) else None, flush=True)
 
     def exit(self) -> None:
         """Says what failed and what was skipped, and leaves with the right exit code."""
         report = self.report
+        if self._report_file is not None:
+            reports.write_report(report, self._report_file)
         if self._as_json:
             typer.echo(json.dumps(asdict(report), indent=2))
         if report.failed and report.count > 1:
@@ -121,18 +132,29 @@ class Display(Observer):
         raise typer.Exit(130 if self._interrupted else report.exit_code)
 
 
+def check_report(path: Path | None) -> None:
+    """Raises an InputError if a report is wanted that cannot be written."""
+    if path is not None:
+        reports.check_report(path)
+
+
 def _what(facts: dict[str, Any]) -> str:
-    """What was done to a file, in a few words."""
+    """What was done to a file, in a few words, where it is known."""
     pages = f"{facts['pages']} pages {facts['axes']}, " if "pages" in facts else ""
     if "scale" in facts:
-        return f"{pages}x{facts['scale']:g}"
-    if not isinstance(facts["sigma"], list):
-        level = f"{facts['sigma']:g}"
-        if "sigma_range" in facts:
-            level = "{:.1f} to {:.1f}".format(*facts["sigma_range"])
-        return f"{pages}sigma {level}{' for correlated noise' if facts.get('correlated') else ''}"
-    levels = zip(facts["sigma"], facts["channels"], strict=True)
-    return f"{pages}sigma " + ", ".join(f"{level:g} ({name})" for level, name in levels)
+        return f"{pages}x{facts['scale']:g}, "
+    return f"{pages}sigma {_level(facts)}, " if "sigma" in facts else pages
+
+
+def _level(facts: dict[str, Any]) -> str:
+    """The noise level: one, those of the channels of a stack, or the ends of a map."""
+    if isinstance(facts["sigma"], list):
+        levels = zip(facts["sigma"], facts["channels"], strict=True)
+        return ", ".join(f"{level:g} ({name})" for level, name in levels)
+    level = f"{facts['sigma']:g}"
+    if "sigma_range" in facts:
+        level = "{:.1f} to {:.1f}".format(*facts["sigma_range"])
+    return level + (" for correlated noise" if facts.get("correlated") else "")
 
 
 def _with_both_flags(message: str) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +13,7 @@ import typer
 from nlrn.cli.entry import errors_in_one_line, number
 
 if TYPE_CHECKING:
-    from nlrn.batch import Job
+    from nlrn.batch import Job, Report
     from nlrn.inference import Settings
     from nlrn.restoration.base import Sigma
 
@@ -23,7 +26,11 @@ def _models() -> list[str]:
 
 # Options that both commands have.
 Inputs = Annotated[
-    list[str], typer.Argument(help="Images, stacks, folders or patterns; - is the standard input.")
+    list[str],
+    typer.Argument(
+        help="Images, stacks, folders, patterns, URLs (s3://...) or @LIST, a text file with a path "
+        "in each line; - is the standard input."
+    ),
 ]
 Output = Annotated[
     str | None,
@@ -60,7 +67,7 @@ Recursive = Annotated[
     bool, typer.Option("--recursive", "-r", help="Include everything below the folders.")
 ]
 SkipExisting = Annotated[
-    bool, typer.Option("--skip-existing", help="Skip images whose result exists.")
+    bool, typer.Option("--skip-existing", help="Skip images whose result exists and is whole.")
 ]
 White = Annotated[
     float | None,
@@ -77,6 +84,30 @@ Axes = Annotated[
     str | None, typer.Option(help="Axes of stacks that do not say them, such as ZCYX.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option("--report", help="Write the report to this .json or .parquet file too."),
+]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="local: one file after the other; ray: several at a time, on a cluster too.",
+        autocompletion=lambda: ["local", "ray"],
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(help="With --engine ray: the address of a cluster; without it Ray starts here."),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="With --engine ray: number of workers; one on each GPU, or on each core."),
+]
+GpusPerWorker = Annotated[
+    float | None,
+    typer.Option(help="With --engine ray: GPUs of each worker, 0.5 for two on one, 0 for none."),
+]
 
 
 def denoise(
@@ -116,6 +147,11 @@ def denoise(
     axis: Axis = None,
     axes: Axes = None,
     as_json: AsJson = False,
+    report: ReportFile = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
+    gpus_per_worker: GpusPerWorker = None,
 ) -> None:
     """Remove noise: NAME_denoised.EXT is written beside each image unless -o says otherwise.
 
@@ -124,13 +160,15 @@ def denoise(
     """
     with errors_in_one_line():
         from nlrn import batch
-        from nlrn.cli.display import Display
+        from nlrn.cli.display import Display, check_report
 
         files = batch.FileOptions(overwrite, skip_existing, white, jpeg_quality, pages, axis, axes)
+        run = _runner(engine, address, workers, gpus_per_worker)
         level: Sigma = "map" if sigma == "map" else number(sigma, "sigma", "auto")
         side = number(tile, "tile", "auto")
         jobs = batch.collect(inputs, output, suffix, recursive=recursive)
         _check_pipe(jobs, as_json)
+        check_report(report)
         # Loads torch: only after the paths were found good.
         from nlrn.restoration import make_denoiser
 
@@ -138,8 +176,9 @@ def denoise(
         denoiser = make_denoiser(
             method.lower(), model, settings, quality, sigma=level, strength=strength
         )
-        with Display(jobs, as_json, batch.unknown_files(inputs, recursive=recursive)) as show:
-            batch.run(jobs, denoiser, files, show)
+        unknown = batch.unknown_files(inputs, recursive=recursive)
+        with Display(jobs, as_json, unknown, report) as show:
+            run(jobs, denoiser, files, show)
         show.exit()
 
 
@@ -172,6 +211,11 @@ def upscale(
     axis: Axis = None,
     axes: Axes = None,
     as_json: AsJson = False,
+    report: ReportFile = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
+    gpus_per_worker: GpusPerWorker = None,
 ) -> None:
     """Enlarge: NAME_x2.EXT is written beside each image unless -o says otherwise.
 
@@ -180,15 +224,17 @@ def upscale(
     """
     with errors_in_one_line():
         from nlrn import batch
-        from nlrn.cli.display import Display
+        from nlrn.cli.display import Display, check_report
 
         files = batch.FileOptions(overwrite, skip_existing, white, jpeg_quality, pages, axis, axes)
+        run = _runner(engine, address, workers, gpus_per_worker)
         factor = number(scale, "scale", None)
         assert factor is not None
         side = number(tile, "tile", "auto")
         ending = suffix if suffix is not None else f"_x{factor:g}"
         jobs = batch.collect(inputs, output, ending, recursive=recursive)
         _check_pipe(jobs, as_json)
+        check_report(report)
         # Loads torch: only after the paths were found good.
         from nlrn.restoration import Upscaler
 
@@ -196,9 +242,26 @@ def upscale(
         upscaler = Upscaler(
             factor, model or "auto", quality=quality, denoise=denoise, settings=settings
         )
-        with Display(jobs, as_json, batch.unknown_files(inputs, recursive=recursive)) as show:
-            batch.run(jobs, upscaler, files, show)
+        unknown = batch.unknown_files(inputs, recursive=recursive)
+        with Display(jobs, as_json, unknown, report) as show:
+            run(jobs, upscaler, files, show)
         show.exit()
+
+
+def _runner(
+    engine: str, address: str | None, workers: int | None, gpus_per_worker: float | None
+) -> Callable[..., Report]:
+    """What runs the jobs: one after the other, or several at a time by Ray."""
+    from nlrn import batch, bulk
+
+    if engine == "ray":
+        bulk.check_installed()
+        return functools.partial(bulk.run, cluster=bulk.Cluster(address, workers, gpus_per_worker))
+    if engine != "local":
+        raise ValueError(f"engine must be local or ray, got {engine!r}")
+    if (address, workers, gpus_per_worker) != (None, None, None):
+        raise ValueError("--address, --workers and --gpus-per-worker are for --engine ray")
+    return batch.run
 
 
 def _check_pipe(jobs: list[Job], as_json: bool) -> None:

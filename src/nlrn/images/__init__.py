@@ -40,6 +40,7 @@ from nlrn.images.files import (
 )
 from nlrn.images.image import Image
 from nlrn.images.samples import FormatError, from_float, to_float
+from nlrn.images.whole import is_whole
 
 __all__ = [
     "MAX_PIXELS",
@@ -57,6 +58,7 @@ __all__ = [
     "encode",
     "format_of",
     "from_float",
+    "is_whole",
     "lost",
     "read",
     "read_file",

@@ -53,7 +53,7 @@ def decode(file: IO[bytes], max_pixels: int, suffix: str = "") -> tuple[Decoded,
 
     The suffix is for TGA alone, which cannot be told by its content.
     """
-    name = _sniff(file, suffix)
+    name = sniff(file, suffix)
     try:
         return FORMATS[name].decode(file, max_pixels), name
     except FormatError:
@@ -71,7 +71,8 @@ def encode(name: str, image: Decoded, quality: int) -> bytes:
         raise FormatError(f"cannot be written as {name} ({one_line(error)})") from error
 
 
-def _sniff(file: IO[bytes], suffix: str) -> str:
+def sniff(file: IO[bytes], suffix: str) -> str:
+    """The name of an open file's format by its first bytes; the suffix is for TGA alone."""
     head = file.read(64)
     file.seek(0)
     if not head:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import IO
 
 from nlrn.errors import one_line
 from nlrn.images.files import MAX_PIXELS, ImageError, errors_name
@@ -24,7 +25,16 @@ from nlrn.images.samples import FormatError
 from nlrn.stacks import frames, tiff_pages, zarr_pages
 from nlrn.stacks.stack import PageWriter, Source, Stack, make_stack, page_numbers
 
-__all__ = ["SUFFIXES", "PageWriter", "Stack", "is_stack", "is_zarr", "open_stack", "page_numbers"]
+__all__ = [
+    "SUFFIXES",
+    "PageWriter",
+    "Stack",
+    "is_stack",
+    "is_whole",
+    "is_zarr",
+    "open_stack",
+    "page_numbers",
+]
 
 SUFFIXES = (".gif",)
 """Suffixes of files that only `open_stack` can read; `nlrn.images.SUFFIXES` may be stacks too."""
@@ -49,6 +59,13 @@ def is_stack(path: str | os.PathLike[str]) -> bool:
         return True  # says what is wrong when it is opened
     except Exception:  # broken: whoever reads it as one image says how
         return False
+
+
+def is_whole(file: IO[bytes]) -> bool:
+    """Whether a file of one of `SUFFIXES` begins and ends as it must."""
+    head = file.read(4)
+    file.seek(-1, os.SEEK_END)
+    return head == b"GIF8" and file.read() == b";"
 
 
 def open_stack(
