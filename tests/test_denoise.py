@@ -14,9 +14,10 @@ from scipy.ndimage import gaussian_filter
 import nlrn
 from nlrn import images, weights
 from nlrn.degrade import add_noise, rgb2gray
+from nlrn.images import Image
 from nlrn.inference import Settings
 from nlrn.models.nlrn import CONFIGS, NLRN, random_network
-from nlrn.restoration import classic
+from nlrn.restoration import Denoiser, classic
 from nlrn.restoration.base import at_strength
 from nlrn.restoration.choice import choose_denoiser
 from nlrn.weights import ModelCard, Published
@@ -342,3 +343,25 @@ def test_what_does_not_vary_stays_as_it_is(level: int, sigma: float) -> None:
     page[:9, :9] = np.random.default_rng(0).integers(0, 256, (9, 9))
     after = nlrn.denoise(page, sigma)
     assert (after[14:, 14:] == level).all() and (after[:9, :9] != page[:9, :9]).any()
+
+
+def test_gray_that_is_stored_as_color_stays_gray() -> None:
+    gray = np.random.default_rng(0).integers(0, 256, (12, 15), dtype=np.uint8)
+    color = np.repeat(gray[..., None], 3, 2)
+    denoiser = Denoiser()
+    alone = denoiser.restore(Image(gray), 25)
+    threefold = denoiser.restore(Image(color), 25)
+    assert threefold.facts["model"] == alone.facts["model"]
+    assert np.array_equal(threefold.image.pixels, np.repeat(alone.image.pixels[..., None], 3, 2))
+
+
+def test_color_through_a_gray_model_is_told() -> None:
+    color = np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+    denoiser = Denoiser("denoise-gray-fast")
+    restored = denoiser.restore(Image(color), 25)
+    assert restored.facts["by_channel"]
+    for c in range(3):
+        channel = denoiser.restore(Image(color[..., c]), 25)
+        assert "by_channel" not in channel.facts
+        off = channel.image.pixels.astype(int) - restored.image.pixels[..., c]
+        assert np.abs(off).max() <= 1

@@ -143,7 +143,8 @@ def _what(facts: dict[str, Any]) -> str:
     pages = f"{facts['pages']} pages {facts['axes']}, " if "pages" in facts else ""
     if "scale" in facts:
         return f"{pages}x{facts['scale']:g}, "
-    return f"{pages}sigma {_level(facts)}, " if "sigma" in facts else pages
+    how = "channel by channel, " if facts.get("by_channel") else ""
+    return f"{pages}sigma {_level(facts)}, {how}" if "sigma" in facts else pages
 
 
 def _level(facts: dict[str, Any]) -> str:

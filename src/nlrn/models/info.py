@@ -32,6 +32,7 @@ def network(name: str) -> dict[str, Any]:
         **model.counts(),
         "flop_per_pixel": int(work) if work == int(work) else work,
         "exact_halo": model.halo,
+        **({"cell": f"{model.multiple} x {model.multiple} pixels"} if model.multiple > 1 else {}),
         **asdict(model.config),
         **{f"card_{key}": value for key, value in model.card.to_dict().items()},
     }

@@ -125,14 +125,18 @@ class Denoiser(nn.Module):
         asked = self.sigma if sigma is None else sigma
         noise = noise_of(image, None if asked == MAP else asked)
         level = noise.level
-        channels = 1 if image.pixels.ndim == 2 else 3
+        is_gray = image.pixels.ndim == 2 or bool((image.pixels == image.pixels[..., :1]).all())
+        channels = 1 if is_gray else 3
         name = self.choice_for(level, channels).model
         facts = noise_facts(noise) | {"method": "nlrn", "model": name}
         if strength == 0 or (level == 0 and asked != MAP):
             return Restored(at_strength(image, None, strength), facts)
         engine, pixels = self.engine_for(level, channels), images.to_float(image.pixels)
         noisy = torch.from_numpy(pixels).reshape(1, *pixels.shape[:2], -1).permute(0, 3, 1, 2)
+        noisy = noisy[:, :channels]  # gray that is stored as color stays gray
         planes = to_planes(noisy, engine.network.in_channels)
+        if len(planes) > 1:
+            facts["by_channel"] = True
         warn_of_weak_noise(engine.network, level)
         announce_time(engine, (image.height, image.width), len(planes), announce)
         levels: float | Tensor = level
@@ -144,7 +148,8 @@ class Denoiser(nn.Module):
         given = engine.network.condition(planes, levels)
         removed = _but_flat(planes, given.removed(engine(given.input, progress)))
         clean = from_planes(planes - removed, noisy)
-        full = clean[0].permute(1, 2, 0).reshape(pixels.shape).contiguous().numpy()
+        all_channels = clean[0].expand(1 if pixels.ndim == 2 else pixels.shape[2], -1, -1)
+        full = all_channels.permute(1, 2, 0).reshape(pixels.shape).contiguous().numpy()
         return Restored(at_strength(image, full, strength), facts, full)
 
     def seconds(self, size: tuple[int, int], sigma: float, channels: int = 1) -> float:

@@ -31,7 +31,7 @@ class Rollback:
     def __init__(self, state: TrainState) -> None:
         self._state = state
         self._recent: list[float] = []
-        self._usual = math.inf
+        self._usual = self._lowest = math.inf  # medians: of a few readings, and of RECENT alone
         self._readings = 0
         self._kept: list[list[Tensor]] = []  # the older one first
 
@@ -42,8 +42,10 @@ class Rollback:
         self._recent = [*self._recent[1 - RECENT :], loss]
         now = median(self._recent) if len(self._recent) >= FEWEST else self._usual
         self._usual = min(self._usual, now)
-        if now > CREEP * self._usual:
-            return True
+        if len(self._recent) == RECENT:  # a few readings of a few steps are up and down
+            self._lowest = min(self._lowest, now)
+            if now > CREEP * self._lowest:
+                return True
         if self._readings % EVERY == 0 and (now <= HEALTHY * self._usual or not self._kept):
             self._kept = [*self._kept[-1:], [t.clone() for t in self._tensors()]]
         self._readings += 1
