@@ -1,9 +1,10 @@
 """How long the everyday networks take on a CPU, beside stacks of convolutions that people know.
 
 Prints, from one run and in both precisions: the rate of a plain float32 matrix product; for each
-network of configs/denoise-{gray,rgb}{,-fast}.toml milliseconds, useful FLOP rate, its share of
-that rate, and how many times as long as an FFDNet of the same channels it takes; DnCNN's size too.
-Weights are random: they do not change the time. With --photo also one photo of 4000 x 3000 pixels
+everyday network milliseconds, useful FLOP rate, its share of that rate, and how many times as long
+as an FFDNet of the same channels it takes; DnCNN's size too. Networks that the package lacks, and
+with --configs all of them, have the shape of configs/NAME.toml and random weights, which do not
+change the time. With --photo also one photo of 4000 x 3000 pixels
 through denoise-rgb in bfloat16, with its peak memory.
 """
 
@@ -23,15 +24,18 @@ import torch.nn.functional as F
 from cpu_restore import dncnn_like, gemm_rate, memory_bytes
 from torch import Tensor, nn
 
+from nlrn import models, weights
 from nlrn.hardware import keep_freed_memory
 from nlrn.inference import Engine, Settings
-from nlrn.models.nlrn_residual import ResidualConfig, ResidualNLRN, random_residual
+from nlrn.models import Network
+from nlrn.models.nlrn_residual import ResidualConfig, random_residual
 from nlrn.training import config as configuration
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 NAMES = ("denoise-gray-fast", "denoise-gray", "denoise-rgb-fast", "denoise-rgb")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PHOTO = (3000, 4000)
+FROM_CONFIGS = False
 
 
 class FFDNetSized(nn.Module):
@@ -57,8 +61,10 @@ class FFDNetSized(nn.Module):
         return F.pixel_shuffle(self.layers(cells.contiguous(memory_format=torch.channels_last)), 2)
 
 
-def network(name: str) -> ResidualNLRN:
-    """A network of that config's shape."""
+def network(name: str) -> Network:
+    """The network of the package, or one of that config's shape where there is none yet."""
+    if name in weights.manifest() and not FROM_CONFIGS:
+        return models.load(name)
     shape = configuration.load(CONFIGS / f"{name}.toml").model
     assert isinstance(shape, ResidualConfig)
     return random_residual(shape)
@@ -139,8 +145,10 @@ if __name__ == "__main__":
     parser.add_argument("--size", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--photo", action="store_true")
+    parser.add_argument("--configs", action="store_true")
     parser.add_argument("--json", type=argparse.FileType("w"))
     arguments = parser.parse_args()
+    FROM_CONFIGS = arguments.configs
     measured = main(arguments.size, arguments.rounds, arguments.photo)
     if arguments.json:
         json.dump(measured, arguments.json, indent=2)

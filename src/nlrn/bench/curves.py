@@ -79,11 +79,14 @@ def scatter(
     up = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     shown = {math.log(x): f"{x:g}" for x in x_ticks}
     parts = _frame(title, (x_label, shown, along), (y_label, y_ticks, up))
-    for name, (x, y) in points.items():
+    places = {name: (along(math.log(x)), up(y)) for name, (x, y) in points.items()}
+    for name, (left, top) in places.items():
         color = COLORS[1] if name in ours else COLORS[0]
-        where = (along(math.log(x)), up(y))
-        parts.append(f'<circle cx="{where[0]:.1f}" cy="{where[1]:.1f}" r="4.5" fill="{color}"/>')
-        parts.append(_text(where[0] + 8, where[1] + 4, name, anchor="start"))
+        parts.append(f'<circle cx="{left:.1f}" cy="{top:.1f}" r="4.5" fill="{color}"/>')
+        # To the right, unless another point is in the way.
+        is_taken = any(0 < a - left < 70 and abs(b - top) < 12 for a, b in places.values())
+        side, anchor = (-8, "end") if is_taken else (8, "start")
+        parts.append(_text(left + side, top + 4, name, anchor=anchor))
     return _picture(parts)
 
 
