@@ -14,10 +14,12 @@ endif
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
+# The slow tests measure time and memory, or use all cores themselves: one after the other.
 test: lint browser
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto
+	$(BIN)/python -m pytest -m slow
 
-# A minute and a half on two cores: everything but the slow tests, a process for each core.
+# Two minutes on two cores: everything but the slow tests, a process for each core.
 check: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto
 

@@ -17,7 +17,7 @@ from nlrn.models import ModelCard
 from nlrn.models.nlrn import CONFIGS, random_network
 from nlrn.models.nlrn_residual import ResidualConfig, random_residual
 from nlrn.restoration.choice import QUALITIES, Choice, choose_denoiser
-from nlrn.web import map_cache, results, uploads
+from nlrn.web import estimates, map_cache, results, uploads
 from nlrn.web.map_cache import MapCache, TraceKey
 from nlrn.web.results import fitting, formats_for
 
@@ -141,7 +141,7 @@ def test_the_time_is_estimated_before_the_start(
 def test_estimates_learn_from_what_was_done(
     server: Server, photo: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nlrn.web.estimates.WORTH_LEARNING", 0.0)
+    monkeypatch.setattr(estimates, "WORTH_LEARNING", 0.0)
     catalog = server.service.catalog
     monkeypatch.setattr(type(catalog), "seconds", lambda *_: 100.0)
     asked = {"picture": photo, "sigma": 25, "model": "tiny"}

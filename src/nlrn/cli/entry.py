@@ -32,7 +32,7 @@ def main() -> None:
         sys.argv.append("--help")
     _mend_streams()
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="nlrn", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:  # nobody reads any more: the usual end of `nlrn ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
