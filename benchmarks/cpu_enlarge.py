@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from cpu_everyday import DTYPES, shortest
 from cpu_restore import gemm_rate, memory_bytes
 from torch import Tensor, nn
 
 from nlrn.degrade import imresize
-from nlrn.hardware import keep_freed_memory
 from nlrn.inference import Engine, Settings
 from nlrn.models import Network
 from nlrn.models.nlrn import NLRNConfig, random_network
@@ -28,7 +28,6 @@ from nlrn.models.nlrn_sr import SuperResolutionConfig, random_super_resolution
 from nlrn.training import config as configuration
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SCALE = 4
 PHOTO = (1000, 1500)
 
@@ -103,19 +102,8 @@ def works_for(dtype: torch.dtype, size: int) -> dict[str, Callable[[], object]]:
 
 @torch.inference_mode()
 def measure(size: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Shortest seconds of each in each precision; all take turns."""
-    found: dict[str, dict[str, float]] = {}
-    for kind, dtype in DTYPES.items():
-        works = works_for(dtype, size)
-        seconds = dict.fromkeys(works, float("inf"))
-        with keep_freed_memory():
-            for _ in range(rounds + 1):
-                for name, work in works.items():
-                    start = time.perf_counter()
-                    work()
-                    seconds[name] = min(seconds[name], time.perf_counter() - start)
-        found[kind] = seconds
-    return found
+    """Shortest seconds of each in each precision."""
+    return {kind: shortest(works_for(dtype, size), rounds) for kind, dtype in DTYPES.items()}
 
 
 def enlarge_photo() -> tuple[float, int]:

@@ -90,16 +90,20 @@ def measure(size: int, rounds: int) -> dict[str, dict[str, float]]:
     names = (*NAMES, "FFDNet-sized gray", "FFDNet-sized rgb", "DnCNN-sized gray")
     found: dict[str, dict[str, float]] = {}
     for kind, dtype in DTYPES.items():
-        works = {name: work_for(name, dtype, size) for name in names}
-        seconds = dict.fromkeys(works, float("inf"))
-        with keep_freed_memory():
-            for _ in range(rounds + 1):
-                for name, work in works.items():
-                    start = time.perf_counter()
-                    work()
-                    seconds[name] = min(seconds[name], time.perf_counter() - start)
-        found[kind] = seconds
+        found[kind] = shortest({name: work_for(name, dtype, size) for name in names}, rounds)
     return found
+
+
+def shortest(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Shortest seconds of each work; all take turns, once more than `rounds` to warm up."""
+    seconds = dict.fromkeys(works, float("inf"))
+    with keep_freed_memory():
+        for _ in range(rounds + 1):
+            for name, work in works.items():
+                start = time.perf_counter()
+                work()
+                seconds[name] = min(seconds[name], time.perf_counter() - start)
+    return seconds
 
 
 def restore_photo() -> tuple[float, int]:

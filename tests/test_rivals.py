@@ -231,7 +231,7 @@ def test_lapsrn_doubles_level_by_level(scale: int) -> None:
             torch.testing.assert_close(found, slow(image), rtol=0, atol=1e-10)
             prepared = network.for_inference(torch.float64)(image)
             torch.testing.assert_close(prepared, found, rtol=0, atol=1e-10)
-    with pytest.raises(ValueError, match="this network enlarges by 2, 4, got 3"):
+    with pytest.raises(ValueError, match="lapsrn enlarges by 2, 4, got 3"):
         made.with_scale(3)
 
 

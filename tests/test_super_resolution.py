@@ -61,9 +61,9 @@ def test_an_untrained_network_is_bicubic_and_knows_its_factors() -> None:
     for scale in (2, 4):
         assert torch.equal(network.with_scale(scale)(x), enlarge(x, scale))
     assert (network.scale, network.factors, network.card.task) == (2, (2, 4), "sr")
-    with pytest.raises(ValueError, match="enlarges by 2, 4, got 3"):
+    with pytest.raises(ValueError, match="nlrn-sr enlarges by 2, 4, got 3"):
         network.with_scale(3)
-    with pytest.raises(ValueError, match="nlrn does not enlarge by 2"):
+    with pytest.raises(ValueError, match="nlrn enlarges by nothing, got 2"):
         models.build("nlrn", {}).with_scale(2)
     with pytest.raises(ValueError, match=r"factors must be whole numbers of 2..8, got \[1\]"):
         SuperResolutionConfig(factors=(1,))

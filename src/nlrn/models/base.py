@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -168,9 +169,14 @@ class Network(nn.Module, ABC):
 
     def with_scale(self, scale: int) -> Self:
         """The same parameters for another of its factors."""
-        if scale != self.scale:
-            raise ValueError(f"{self.architecture} does not enlarge by {scale}")
-        return self
+        if scale == self.scale:
+            return self
+        if scale not in self.factors:
+            known = ", ".join(map(str, self.factors)) or "nothing"
+            raise ValueError(f"{self.architecture} enlarges by {known}, got {scale}")
+        view = copy.copy(self)
+        view.scale = scale
+        return view
 
     @property
     def attention(self) -> AttentionLayout | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -108,15 +106,6 @@ class LapSRN(ConvolutionalNetwork):
             detail = level.enlarge_image(detail) if detail.ndim else detail
             detail = detail + level.detail(features)
         return detail
-
-    def with_scale(self, scale: int) -> Self:
-        """The same parameters for another of the factors."""
-        if scale not in self.factors:
-            known = ", ".join(map(str, self.factors))
-            raise ValueError(f"this network enlarges by {known}, got {scale}")
-        view = copy.copy(self)
-        view.scale = scale
-        return view
 
     @property
     def depth(self) -> int:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nlrn.models.base import noise_map_for
-from nlrn.models.config_values import check_positive, check_unshuffle
+from nlrn.models.config_values import check_unshuffle
 from nlrn.models.non_local import Attend, xavier_
 from nlrn.models.pixel_grid import from_grid, to_grid
 from nlrn.models.recurrence import Recurrence, RecurrenceConfig
@@ -23,16 +23,13 @@ class ResidualConfig(RecurrenceConfig):
     """Everything that decides the shape and the arithmetic of a `ResidualNLRN`.
 
     Attributes:
-        in_channels: channels of the image, 1 for gray, 3 for RGB.
         unshuffle: r, side in pixels of the cells that the states compute on.
     """
 
-    in_channels: int = 1
     unshuffle: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "in_channels")
         check_unshuffle(self.unshuffle)
 
 
@@ -80,14 +77,6 @@ class ResidualNLRN(RecurrentNetwork):
     ) -> ResidualInference:
         """The network with the vectors of its states folded into its convolutions."""
         return ResidualInference(self, dtype, torch.device(device))
-
-    @property
-    def in_channels(self) -> int:
-        return self.config.in_channels
-
-    @property
-    def out_channels(self) -> int:
-        return self.config.in_channels
 
     def input_for(self, image: Tensor, sigma: float | Tensor) -> Tensor:
         """The image [B, C, H, W] and the noise map.

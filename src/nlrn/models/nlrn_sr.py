@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nlrn.models.bicubic import enlarge
-from nlrn.models.config_values import check_positive
 from nlrn.models.non_local import Attend, xavier_
 from nlrn.models.recurrence import Recurrence, RecurrenceConfig
 from nlrn.models.recurrent import RecurrentNetwork, randomize
@@ -28,7 +25,6 @@ class SuperResolutionConfig(RecurrenceConfig):
     """Everything that decides the shape of a `SuperResolutionNLRN`.
 
     Attributes:
-        in_channels: channels of the image, 1 for gray, 3 for RGB.
         factors: by which it enlarges; each has a convolution of its own at the end.
     """
 
@@ -37,7 +33,6 @@ class SuperResolutionConfig(RecurrenceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "in_channels")
         known = range(2, LARGEST_FACTOR + 1)
         if not self.factors or any(factor not in known for factor in self.factors):
             got = list(self.factors)
@@ -94,28 +89,11 @@ class SuperResolutionNLRN(RecurrentNetwork):
         residual = F.pixel_shuffle(self.tail(F.relu(features)), self.scale)
         return enlarge(image, self.scale) + residual
 
-    def with_scale(self, scale: int) -> Self:
-        """The same parameters for another of the factors."""
-        if scale not in self.factors:
-            known = ", ".join(map(str, self.factors))
-            raise ValueError(f"this network enlarges by {known}, got {scale}")
-        view = copy.copy(self)
-        view.scale = scale
-        return view
-
     def for_inference(
         self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> SuperResolutionInference:
         """The network for its factor, the vectors of its states folded into its convolutions."""
         return SuperResolutionInference(self, dtype, torch.device(device))
-
-    @property
-    def in_channels(self) -> int:
-        return self.config.in_channels
-
-    @property
-    def out_channels(self) -> int:
-        return self.config.in_channels
 
     def memory(self, height: int, width: int, dtype: torch.dtype, device: torch.device) -> int:
         """Bytes that the states take at most, and what their result becomes."""

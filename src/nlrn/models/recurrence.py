@@ -40,6 +40,7 @@ class RecurrenceConfig(ConfigFromDict):
         non_local_every: k, a non-local module in every k-th state; 0 for none.
         border: what a neighbourhood does at the image's edge, "mask" or "circular".
         embed_limit: how long the embeddings of a pixel can become at most; 0 for any length.
+        in_channels: channels of the image, 1 for gray, 3 for RGB.
     """
 
     steps: int = 12
@@ -50,9 +51,10 @@ class RecurrenceConfig(ConfigFromDict):
     non_local_every: int = 1
     border: str = "mask"
     embed_limit: float = 0.0
+    in_channels: int = 1
 
     def __post_init__(self) -> None:
-        check_positive(self, "steps", "channels", "embed", "cells")
+        check_positive(self, "steps", "channels", "embed", "cells", "in_channels")
         _ = self.attention  # checks its own values
         if self.steps % self.cells:
             raise ValueError(f"cells must divide steps ({self.steps}), got {self.cells}")

@@ -76,6 +76,14 @@ class RecurrentNetwork(Network):
         )
 
     @property
+    def in_channels(self) -> int:
+        return self.config.in_channels
+
+    @property
+    def out_channels(self) -> int:
+        return self.config.in_channels
+
+    @property
     def halo(self) -> int:
         """That of the states and of the convolutions before and after them, in whole cells."""
         return (self.config.reach + 2 + 1) * self.multiple - 1
