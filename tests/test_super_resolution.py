@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pickle
 from dataclasses import replace
@@ -13,11 +14,13 @@ import torch
 from PIL import Image as Pillow
 from training_runs import RUNTIME
 
-from nlrn import degrade, models, training, weights
+from nlrn import datasets, degrade, images, models, training, weights
+from nlrn.bench import run as bench
 from nlrn.degrade import imresize, mod_crop
 from nlrn.images import Image
 from nlrn.inference import Settings
 from nlrn.inference.overlap import restore_patches
+from nlrn.inference.tiles import Tile
 from nlrn.models.bicubic import enlarge
 from nlrn.models.nlrn_sr import (
     SuperResolutionConfig,
@@ -30,6 +33,7 @@ from nlrn.training.config import Data
 from nlrn.training.pairs import PairSampler, shrunk
 from nlrn.training.parsing import TrainingError
 from nlrn.training.report import read_metrics
+from nlrn.training.validate import Validation
 from nlrn.weights import ModelCard
 
 CPU = torch.device("cpu")
@@ -266,3 +270,33 @@ def test_the_model_is_chosen_by_quality(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_network_that_enlarges_is_no_denoiser() -> None:
     with pytest.raises(ValueError, match="a model for super-resolution, not for denoising"):
         Denoiser(larger())
+
+
+def test_a_tile_of_a_larger_result_is_scaled_in_all_its_parts() -> None:
+    tile = Tile((slice(4, 9), slice(0, 7)), (slice(1, 12), slice(0, 10)), blend=2)
+    assert tile.scaled(3) == Tile(
+        (slice(12, 27), slice(0, 21)), (slice(3, 36), slice(0, 30)), blend=6
+    )
+
+
+def test_validation_measures_luminance_without_a_border_as_tables_do(
+    root: Path, tmp_path: Path
+) -> None:
+    config = training.config.load(write_config(tmp_path / "c.toml"))
+    file = root / "bsds500" / "test" / "100007.png"
+    validation = Validation(config, [file], CPU)
+    found = validation.psnr(config.network().eval(), OneProcess())  # untrained: bicubic
+    crop = datasets.center_crop(datasets.read_rgb(file), 24)
+    assert crop is not None
+    for scale in (2, 3, 4):
+        clean, small = bench.degraded_pair("sr-color", crop, scale, 0, file)
+        large = images.from_float(imresize(small, scale), np.uint8)
+        expected, _ = bench.score(bench.luminance(large), bench.luminance(clean), border=scale)
+        assert found[f"x{scale}"] == pytest.approx(expected, abs=0.02)
+
+
+class OneProcess:
+    """What validation asks of Fabric."""
+
+    def autocast(self) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()
