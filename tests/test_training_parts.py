@@ -56,6 +56,16 @@ def test_cosine_by_steps_and_by_time() -> None:
     assert learning_rate(timed, Progress(stage_step=9, stage_seconds=200)) == pytest.approx(1e-5)
 
 
+def test_a_rate_that_is_held_falls_after() -> None:
+    held = Stage(steps=100, lr=1e-3, lr_end=1e-5, hold=0.6)
+    rates = [learning_rate(held, Progress(stage_step=k)) for k in range(101)]
+    assert set(rates[:61]) == {1e-3}
+    cosine = Stage(steps=40, lr=1e-3, lr_end=1e-5)
+    assert rates[60:] == pytest.approx(
+        [learning_rate(cosine, Progress(stage_step=k)) for k in range(41)]
+    )
+
+
 def test_the_papers_schedule_halves_five_times() -> None:
     stage = Stage(steps=500, lr=1e-3, schedule="halved")
     rates = [learning_rate(stage, Progress(stage_step=k)) for k in range(500)]

@@ -209,6 +209,8 @@ class Stage:
         lr_end: where the cosine ends.
         schedule: "cosine"; "halved", the paper's, five times at 2/10, 4/10, 6/10, 8/10 and 9/10 of
             the stage; or "constant".
+        hold: share of the stage in which the rate stays before the cosine begins. A run that still
+            holds can go on with more minutes as if it had had them from the start.
         warmup: steps in which the rate rises to its value.
         batch: patches of a step, over all processes.
         patch: side of a patch, as the network gets it.
@@ -222,6 +224,7 @@ class Stage:
     lr: float = 1e-3
     lr_end: float = 1e-5
     schedule: str = "cosine"
+    hold: float = 0.0
     warmup: int = 0
     batch: int = 16
     patch: int = 45
@@ -239,6 +242,10 @@ class Stage:
         if self.lr_end < 0 or self.warmup < 0:
             got = f"{self.lr_end} and {self.warmup}"
             raise TrainingError(f"lr_end and warmup must not be negative, got {got}")
+        if not 0 <= self.hold < 1:
+            raise TrainingError(f"hold must be in [0, 1), got {self.hold}")
+        if self.hold and self.schedule != "cosine":
+            raise TrainingError(f"hold is for schedule cosine, got {self.schedule!r}")
 
 
 def _default_model() -> Any:

@@ -53,7 +53,8 @@ def learning_rate(stage: Stage, progress: Progress) -> float:
     """The rate of the stage's next step."""
     done = fraction_done(stage, progress)
     if stage.schedule == "cosine":
-        rate = stage.lr_end + (stage.lr - stage.lr_end) * 0.5 * (1 + math.cos(math.pi * done))
+        fallen = max(0.0, (done - stage.hold) / (1 - stage.hold))
+        rate = stage.lr_end + (stage.lr - stage.lr_end) * 0.5 * (1 + math.cos(math.pi * fallen))
     elif stage.schedule == "halved":
         rate = stage.lr * 0.5 ** sum(done >= at for at in HALVED_AT)
     else:
