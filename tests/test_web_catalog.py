@@ -14,7 +14,7 @@ from nlrn import Settings, weights
 from nlrn.attention_maps import trace
 from nlrn.models import ModelCard, Network
 from nlrn.models.nlrn import NLRN, NLRNConfig, random_network
-from nlrn.restoration.choice import QUALITIES, Choice, choose_denoiser
+from nlrn.restoration.choice import QUALITIES, Choice, choose_denoiser, choose_upscaler
 from nlrn.web import map_cache
 from nlrn.web.catalog import Catalog
 from nlrn.web.map_cache import MapCache, TraceKey
@@ -62,7 +62,7 @@ def test_the_model_is_the_one_asked_for_or_the_best(tmp_path: Path) -> None:
             found = catalog.choose("denoise", None, quality, sigma, channels)
             assert found == choose_denoiser(sigma, channels, quality), "not that of the command"
     assert catalog.choose("upscale", None).model == "large"
-    assert catalog_of().choose("upscale", None).model == "sr-y"
+    assert catalog_of().choose("upscale", None) == choose_upscaler()
     for wrong in ("large", str(tmp_path / "tiny.safetensors"), ""):
         with pytest.raises(ValueError, match="model must be one of tiny, denoise-gray-s15"):
             catalog.choose("denoise", wrong)
