@@ -3,7 +3,8 @@
 For each model: bytes of its file, and for 64 x 64, 97 x 130 and 512 x 768 pixels, with the noise
 level as a number and as a map, the largest difference and the shortest time of either. It is the
 processor's time, of one thread unless told otherwise: other programs do not count. A name that is
-no model of the package is a config: its shape with random weights, which take as long.
+no model of the package is a config: its shape with random weights, which take as long. Models that
+enlarge do it by --scale, and the pixels are those of the image they get.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-import nlrn
 from nlrn import models, weights
-from nlrn.export.check import run, session
+from nlrn.export.check import in_package, run, session
 from nlrn.export.onnx_file import build
 from nlrn.models import Network
 from nlrn.models.nlrn_residual import ResidualConfig, random_residual
@@ -56,24 +56,33 @@ def shortest(works: list[Callable[[], object]], rounds: int) -> tuple[list[Any],
     return results, seconds
 
 
-def compare(name: str, rounds: int, sizes: tuple[tuple[int, int], ...]) -> None:
+def levels(model: Network, height: int, width: int) -> dict[str, tuple[float | torch.Tensor, ...]]:
+    """What a model is given beside an image, by its kind."""
+    if model.factors:
+        return {f"x{model.scale}": ()}
+    if not model.takes_noise_map:
+        return {"number": (SIGMA,)}
+    noise_map = torch.linspace(0.02, 0.25, width).expand(1, 1, height, width).contiguous()
+    return {"number": (SIGMA,), "map": (noise_map,)}
+
+
+def compare(name: str, scale: int, rounds: int, sizes: tuple[tuple[int, int], ...]) -> None:
     """Prints the figures of one model."""
     model = network(name)
+    if model.factors:
+        model = model.with_scale(scale)
     content = build(model).SerializeToString()
     exported = session(content, torch.get_num_threads())
-    denoiser = nlrn.Denoiser(model, settings=nlrn.Settings(device="cpu"))
+    package = in_package(model)
     print(f"{name}: {len(content) / 1e6:.2f} MB")
     for height, width in sizes:
         shape = (1, model.in_channels, height, width)
         smooth = 0.5 + 0.3 * torch.sin(torch.arange(width) / 9) * torch.ones(height, 1)
         image = smooth + SIGMA * torch.randn(shape, generator=torch.Generator().manual_seed(0))
-        noise_map = torch.linspace(0.02, 0.25, width).expand(1, 1, height, width).contiguous()
-        for kind, sigma in (("number", SIGMA), ("map", noise_map)):
-            if kind == "map" and not model.takes_noise_map:
-                continue
-            level = sigma if isinstance(sigma, float) else sigma.numpy()
-            theirs = functools.partial(run, exported, image.numpy(), level)
-            ours = functools.partial(denoiser, image, sigma)
+        for kind, given in levels(model, height, width).items():
+            arrays = [x.numpy() if isinstance(x, torch.Tensor) else x for x in given]
+            theirs = functools.partial(run, exported, image.numpy(), *arrays)
+            ours = functools.partial(package, image, *given)
             (found, expected), seconds = shortest([theirs, ours], rounds)
             difference = np.abs(found - expected.numpy()).max()
             print(f"  {width:>3} x {height:<3} {kind:<6} difference {difference:.1e}  "
@@ -85,10 +94,11 @@ def compare(name: str, rounds: int, sizes: tuple[tuple[int, int], ...]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=["denoise-rgb", "denoise-gray"])
+    parser.add_argument("--scale", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--small", action="store_true", help="without the largest size")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     for each in arguments.names:
-        compare(each, arguments.rounds, SIZES[:2] if arguments.small else SIZES)
+        compare(each, arguments.scale, arguments.rounds, SIZES[:2] if arguments.small else SIZES)

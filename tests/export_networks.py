@@ -10,6 +10,7 @@ import torch
 from nlrn.models import Network
 from nlrn.models.nlrn import NLRNConfig, random_network
 from nlrn.models.nlrn_residual import ResidualConfig, random_residual
+from nlrn.models.nlrn_sr import SuperResolutionConfig, SuperResolutionNLRN, random_super_resolution
 
 SMALL: dict[str, Any] = {"window": 5, "steps": 3, "channels": 8, "embed": 4}
 GRID: dict[str, Any] = {**SMALL, "unshuffle": 2, "noise_map": True}
@@ -43,4 +44,12 @@ def network(kind: str = "residual-rgb", **card: Any) -> Network:
     torch.nn.init.normal_(made.conv_out.weight, std=0.1, generator=generator)
     levels = {"sigma_range": ALL_LEVELS} if made.takes_noise_map else {"sigma": 25.0}
     made.card = dataclasses.replace(made.card, task="denoise", **(levels | card))
+    return made
+
+
+def upscaler(scale: int = 2, **shape: Any) -> SuperResolutionNLRN:
+    """A network that enlarges, for one of its factors."""
+    made = random_super_resolution(SuperResolutionConfig(**(SMALL | shape))).with_scale(scale)
+    generator = torch.Generator().manual_seed(0)
+    torch.nn.init.normal_(made.tail.weight, std=0.1, generator=generator)
     return made

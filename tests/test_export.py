@@ -180,7 +180,7 @@ def test_the_check_notices_another_network(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "card", "message"),
     [
-        ("paper", {"task": "sr"}, "a model for super-resolution"),
+        ("paper", {"task": "sr"}, "takes luminance that is enlarged already; networks"),
         ("paper", {"name": "x"}, None),
     ],
 )

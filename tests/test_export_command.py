@@ -30,11 +30,15 @@ def test_a_file_by_command(model: str, tmp_path: Path) -> None:
     assert nlrn_export(model, "-o", str(path), "--fp16", "--overwrite").exit_code == 0
 
 
-@pytest.mark.parametrize("name", ["sr-y", "no-such-model"])
-def test_what_cannot_be_exported_is_one_line(name: str, tmp_path: Path) -> None:
-    told = nlrn_export(name, "-o", str(tmp_path / "m.onnx"))
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [("sr-y", ""), ("no-such-model", ""), ("sr-rgb", ""), ("sr-rgb", "5"), ("denoise-rgb", "2")],
+)
+def test_what_cannot_be_exported_is_one_line(name: str, scale: str, tmp_path: Path) -> None:
+    told = nlrn_export(name, "-o", str(tmp_path / "m.onnx"), *(["--scale", scale] if scale else []))
     assert told.exit_code == 2 and told.stderr.count("\n") == 1
     assert told.stderr.startswith(f"error: {name}: ")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("absent", ["onnx", "onnxruntime"])
@@ -69,23 +73,27 @@ def mend_bioimageio() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the libraries that check it
-@pytest.mark.parametrize("with_map", [True, False], ids=["map", "number"])
+@pytest.mark.parametrize("kind", ["residual-rgb", "paper", "upscaler"])
 def test_bioimageio_takes_the_zip(
-    with_map: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("onnxruntime")
     monkeypatch.setenv("BIOIMAGEIO_CACHE_PATH", str(tmp_path / "cache"))
     core = pytest.importorskip("bioimageio.core")
     mend_bioimageio()
-    from export_networks import network
+    from export_networks import network, upscaler
 
     from nlrn.export import export
 
     path = tmp_path / "model.zip"
-    export(network("residual-rgb" if with_map else "paper"), path, file_format="bioimageio")
+    enlarges = kind == "upscaler"
+    given, scale = (upscaler(), 3) if enlarges else (network(kind), None)
+    export(given, path, scale=scale, file_format="bioimageio")
     summary = core.test_model(path)
     assert summary.status == "passed", summary.format()
     with zipfile.ZipFile(path) as archive:
         description = json.loads(archive.read("bioimageio.yaml"))
     assert description["weights"]["onnx"]["opset_version"] >= 17
-    assert description["config"]["nlrn"]["multiple"] == (2 if with_map else 1)
+    assert description["config"]["nlrn"]["multiple"] == (2 if kind == "residual-rgb" else 1)
+    assert description["config"]["nlrn"]["scale"] == (3 if enlarges else 1)
+    assert [i["id"] for i in description["inputs"]] == ["image", "sigma"][: 1 if enlarges else 2]

@@ -14,6 +14,12 @@ def export(
         str, typer.Argument(help="A model's name (see nlrn models) or a .safetensors file.")
     ],
     output: Annotated[str, typer.Option("--output", "-o", help="The file, for one model.onnx.")],
+    scale: Annotated[
+        int | None,
+        typer.Option(
+            "--scale", "-s", help="For a model that enlarges: by 2, 3 or 4, whichever it has."
+        ),
+    ] = None,
     file_format: Annotated[
         str,
         typer.Option(
@@ -27,10 +33,15 @@ def export(
         False
     ),
 ) -> None:
-    """Write a denoiser as ONNX: any size, any noise level, without nlrn or torch."""
+    """Write a model as ONNX: images of any size, without nlrn or torch.
+
+    Denoisers take any noise level. Of those that enlarge, a file has one factor: --scale.
+    """
     with errors_in_one_line():
         from nlrn.export import export as write
 
-        done = write(name, output, file_format=file_format, fp16=fp16, overwrite=overwrite)
+        done = write(
+            name, output, scale=scale, file_format=file_format, fp16=fp16, overwrite=overwrite
+        )
     size = f"{done.size / 1e6:.1f} MB"
     typer.echo(f"{done.path} ({size}, at most {done.difference:.1g} from the package's results)")

@@ -1,4 +1,4 @@
-"""Denoisers as files for other programs: ONNX, which needs neither nlrn nor torch to run."""
+"""Networks as files for other programs: ONNX, which needs neither nlrn nor torch to run."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ def export(
     model: str | Path | Network,
     path: str | Path,
     *,
+    scale: int | None = None,
     file_format: str = "onnx",
     fp16: bool = False,
     overwrite: bool = False,
 ) -> Exported:
-    """Writes a denoiser as a file, after it was checked against the package on three sizes.
+    """Writes a network as a file, after it was checked against the package on three sizes.
 
     Args:
         model: the name of a weight in the package, a file, or a network.
         path: the file to write, in a folder that exists.
+        scale: for a network that enlarges, which of its factors: a file has one.
         file_format: "onnx"; "vsmlrt", the same with image and noise map in one input; or
             "bioimageio", a zip for bioimage.io.
         fp16: whether weights and arithmetic are of half precision.
@@ -51,7 +53,7 @@ def export(
     path = Path(path)
     _check_target(path, overwrite)
     network = model if isinstance(model, Network) else models.load(model)
-    _check_network(network)
+    network = _for_scale(network, scale)
     try:
         from nlrn.export.bioimageio import package
         from nlrn.export.check import largest_difference
@@ -77,10 +79,20 @@ def _check_target(path: Path, overwrite: bool) -> None:
         raise ValueError(f"{path}: exists; overwrite=True replaces it")
 
 
-def _check_network(network: Network) -> None:
-    name = network.card.name or network.architecture
-    if network.card.task == "sr":
-        raise ValueError(f"{name}: a model for super-resolution; denoisers can be exported")
+def _for_scale(network: Network, scale: int | None) -> Network:
+    """The network for the factor; raises if it cannot be exported like that."""
+    name, factors = network.card.name or network.architecture, network.factors
+    known = ", ".join(map(str, factors))
     if network.in_channels not in (1, 3) or network.out_channels != network.in_channels:
         got = f"{network.in_channels} to {network.out_channels}"
         raise ValueError(f"{name}: takes no gray or RGB image ({got} channels)")
+    if network.card.task == "sr" and not factors:
+        takes = "takes luminance that is enlarged already"
+        raise ValueError(f"{name}: {takes}; networks that enlarge by themselves can be exported")
+    if scale is None and factors:
+        raise ValueError(f"{name}: enlarges by {known}; scale must be one of them, was left out")
+    if scale is not None and not factors:
+        raise ValueError(f"{name}: does not enlarge, so scale must be left out, got {scale}")
+    if scale is not None and scale not in factors:
+        raise ValueError(f"{name}: scale must be one of {known}, got {scale}")
+    return network if scale is None else network.with_scale(scale)

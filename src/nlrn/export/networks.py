@@ -26,20 +26,24 @@ def write_network(graph: Graph, network: Network, image: str, level: str) -> str
 
     Args:
         graph: where it is written.
-        network: of an architecture of `WRITERS`.
+        network: one that does not enlarge, of an architecture of `WRITERS`.
         image: name of the input [B, C, H, W].
         level: name of the noise map [B, 1, H, W]; not looked at where the network takes none.
     """
-    if network.architecture not in WRITERS:
-        known = ", ".join(WRITERS)
-        raise ValueError(f"{network.architecture} cannot be exported; {known} can")
-    cells = _to_cells(graph, network, image, level)
-    residual = WRITERS[network.architecture](graph, network, cells)
+    residual = write_cells(graph, network, _to_cells(graph, network, image, level))
     if network.multiple > 1:
         residual = graph("DepthToSpace", residual, blocksize=network.multiple, mode="CRD")
         size = graph.shape(graph.size(image, 2), graph.size(image, 3))
         residual = graph("Slice", residual, [0, 0], size, [2, 3])
     return graph("Add", graph("Slice", image, [0], [network.out_channels], [1]), residual)
+
+
+def write_cells(graph: Graph, network: Network, cells: str) -> str:
+    """Writes a network from the first convolution to the last, and names its result."""
+    if network.architecture not in WRITERS:
+        known = ", ".join(WRITERS)
+        raise ValueError(f"{network.architecture} cannot be exported; {known} can")
+    return WRITERS[network.architecture](graph, network, cells)
 
 
 def _to_cells(g: Graph, network: Network, image: str, level: str) -> str:
@@ -108,12 +112,23 @@ def _nlrn(g: Graph, network: Any, cells: str) -> str:
 
 
 def _residual(g: Graph, network: Any, cells: str) -> str:
-    """The everyday network; see `residual_inference` for what goes into what."""
-    config = network.config
+    """The everyday network."""
     channels = g.size(cells, 1)
     pixels = g("Slice", cells, [0], g("Sub", channels, 1), [1])
     level = g("Slice", cells, g("Sub", channels, 1), channels, [1])
     cells = g("Mul", g("Concat", g("Sub", pixels, 0.5), level, axis=1), 2.0)
+    return _convolution(g, network.conv_out, _recurrence(g, network, cells))
+
+
+def _super_resolution(g: Graph, network: Any, image: str) -> str:
+    """What is added to the pixels of the larger image, as cells of the given one."""
+    cells = g("Mul", g("Sub", image, 0.5), 2.0)
+    return _convolution(g, network.tail, _recurrence(g, network, cells))
+
+
+def _recurrence(g: Graph, network: Any, cells: str) -> str:
+    """Its states and the ReLU behind them; see `residual_inference` for what goes into what."""
+    config = network.config
     stream = _convolution(g, network.conv_in, cells)
     states = _States(g, config.attention, [config.is_non_local(t) for t in range(config.steps)])
     for t, own in enumerate(network.states.vectors.by_state()):
@@ -129,7 +144,7 @@ def _residual(g: Graph, network: Any, cells: str) -> str:
             x = g("Add", x, states.attend(t, query, _centered(g, key), value))
         x = g("Relu", _convolution(g, cell.conv1, x, scale2, shift2, before=scale1))
         stream = g("Add", stream, _convolution(g, cell.conv2, x, gate))
-    return _convolution(g, network.conv_out, g("Relu", stream))
+    return g("Relu", stream)
 
 
 class _States:
@@ -236,4 +251,8 @@ def _map(values: np.ndarray) -> np.ndarray:
 
 
 # By architecture; what a writer takes is a network of that one.
-WRITERS: dict[str, Callable[[Graph, Any, str], str]] = {"nlrn": _nlrn, "nlrn-residual": _residual}
+WRITERS: dict[str, Callable[[Graph, Any, str], str]] = {
+    "nlrn": _nlrn,
+    "nlrn-residual": _residual,
+    "nlrn-sr": _super_resolution,
+}
