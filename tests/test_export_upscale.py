@@ -77,10 +77,9 @@ def test_vsmlrt_finds_the_ratio() -> None:
     # What vs-mlrt does before it runs a network: one size for all, then the types of everything.
     for axis, side in ((0, 1), (2, 48), (3, 64)):
         given.type.tensor_type.shape.dim[axis].dim_value = side
-        result.type.tensor_type.shape.dim[axis].Clear()
-    shown = onnx.shape_inference.infer_shapes(built, strict_mode=True, data_prop=True)
-    (result,) = shown.graph.output
-    assert [d.dim_value for d in result.type.tensor_type.shape.dim][1:] == [3, 144, 192]
+    result.type.tensor_type.shape.dim[0].dim_value = 1
+    shown = onnx.shape_inference.infer_shapes(built, strict_mode=True)
+    assert session(shown.SerializeToString()).get_outputs()[0].shape == [1, 3, 144, 192]
 
 
 def test_what_the_file_says() -> None:

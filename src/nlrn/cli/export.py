@@ -17,7 +17,7 @@ def export(
     scale: Annotated[
         int | None,
         typer.Option(
-            "--scale", "-s", help="For a model that enlarges: by 2, 3 or 4, whichever it has."
+            "--scale", "-s", help="For a model that enlarges, and needed there: one of its factors."
         ),
     ] = None,
     file_format: Annotated[

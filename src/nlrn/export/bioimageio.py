@@ -75,7 +75,8 @@ def _description(network: Network, files: dict[str, bytes]) -> dict[str, Any]:
     # Sizes follow from those of a pixel: of the image it is as many times that of the result.
     inputs = [_tensor(files, "image", channels, [free, free], "in [0, 1]", network.scale)]
     if not enlarges:
-        inputs.append(_tensor(files, "sigma", ["sigma"], level, "noise level in its units"))
+        meaning = "noise level in units of the image"
+        inputs.append(_tensor(files, "sigma", ["sigma"], level, meaning))
     does, result = "Removes noise from images", "without noise"
     if enlarges:
         does, result = "Enlarges images", "enlarged"
@@ -138,6 +139,6 @@ def _readme(network: Network) -> str:
         f"# {_name(network)}\n\n{card.description}\n\n"
         f"{UPSCALER if network.factors else DENOISER}"
         f"A pixel can change the result up to {network.halo} pixels away; tiles that overlap by\n"
-        f"{HALO} hardly differ from the whole image.\n"
+        f"{min(HALO, network.halo)} hardly differ from the whole image.\n"
         f"{VALIDATION + figures if figures else ''}"
     )
