@@ -259,8 +259,8 @@ def test_the_model_is_chosen_by_quality(monkeypatch: pytest.MonkeyPatch) -> None
         ModelCard("sr-rgb-fast", "nlrn-sr", "sr", 3),
     ]
     monkeypatch.setattr(weights, "list_models", lambda: cards)
-    found = {quality: choose_upscaler(quality).model for quality in QUALITIES}
-    assert found == {"fast": "sr-rgb-fast", "balanced": "sr-rgb", "best": "sr-y"}
+    found = {quality: choose_upscaler(quality) for quality in QUALITIES}
+    assert found == {"fast": ("sr-rgb-fast", 1), "balanced": ("sr-rgb", 1), "best": ("sr-rgb", 8)}
     monkeypatch.setattr(weights, "list_models", lambda: cards[:1])
     assert {choose_upscaler(quality).model for quality in QUALITIES} == {"sr-y"}
     with pytest.raises(ValueError, match="quality chooses a model"):

@@ -98,7 +98,7 @@ def test_each_model_is_loaded_and_prepared_once(
         request = RestoreRequest(picture="x", task="upscale", scale=scale)
         enlarged = catalog.restore(image, Choice("large"), request, nothing).image
         assert enlarged.pixels.shape == (*size, 3)
-    denoiser, upscaler = catalog.denoiser(Choice("tiny")), catalog.upscaler("large")
+    denoiser, upscaler = catalog.denoiser(Choice("tiny")), catalog.upscaler(Choice("large"))
     assert prepared == [denoiser.engine_for(25.0).network, upscaler.engine.network]
 
 

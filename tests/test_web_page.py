@@ -52,12 +52,12 @@ def test_a_picture_is_enlarged_with_the_model_of_the_package(page: Page, tmp_pat
     path = noisy(tmp_path / "small.png", (24, 30, 3))
     send(page, path)
     page.get_by_role("radio", name="Enlarge").check()
-    expect(page.locator("#method")).to_have_value("sr-y")
+    expect(page.locator("#method")).to_have_value("Balanced")
     expect(page.locator("#sigma")).to_be_hidden()
     expect(page.locator("#explorer")).to_be_hidden()
     page.get_by_label("Factor").select_option("3")
     page.get_by_role("button", name="Enlarge").click()
-    expect(page.locator("#took")).to_contain_text("sr-y", timeout=60_000)
+    expect(page.locator("#took")).to_contain_text("sr-rgb", timeout=60_000)
     with page.expect_download() as download:
         page.get_by_role("link", name="Download PNG").click()
     assert download.value.suggested_filename == "small_x3.png"

@@ -302,7 +302,7 @@ def test_hosts(host: str, bound: str, ours: bool) -> None:
         ("/api/estimates", {"task": "paint"}, "task must be one of denoise, upscale"),
         ("/api/estimates", {"model": "nope"}, "model must be one of"),
         ("/api/jobs", {"task": "paint"}, "task must be one of denoise, upscale, got 'paint'"),
-        ("/api/jobs", {"task": "upscale"}, "model must be one of sr-y, got 'tiny'"),
+        ("/api/jobs", {"task": "upscale"}, "sr-rgb-fast, got 'tiny'"),
         ("/api/jobs", {"model": "/etc/passwd"}, "model must be one of tiny"),
         ("/api/jobs", {"colour": "red"}, "colour"),
         ("/api/maps", {"row": 20, "column": 0}, "20 rows and 26 columns"),

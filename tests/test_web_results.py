@@ -131,7 +131,8 @@ def test_the_time_is_estimated_before_the_start(
     for asked, model in (
         ({"model": "tiny"}, "tiny"),
         ({"method": "bm3d"}, "bm3d"),
-        ({"task": "upscale", "scale": 2}, "sr-y"),
+        ({"task": "upscale", "scale": 2}, "sr-rgb"),
+        ({"task": "upscale", "scale": 2, "model": "sr-y"}, "sr-y"),
     ):
         for _ in range(2):  # measured, then known
             answer = server.post("/api/estimates", picture=photo, **asked).json()

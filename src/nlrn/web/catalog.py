@@ -40,13 +40,13 @@ class Catalog:
         self._files = {file.stem: file for file in files}
         self._settings = settings
         self._denoisers: dict[Choice, Denoiser] = {}
-        self._upscalers: dict[str, Upscaler] = {}
+        self._upscalers: dict[Choice, Upscaler] = {}
         self._bm3d = ClassicDenoiser(BM3D, device=settings.device)
         cards = {name: weights.load(file).card for name, file in self._files.items()}
         self._own = [_info(name, card, "your own file") for name, card in cards.items()]
         for model in self._own:  # one that cannot be used is refused here
             if model.task == "upscale":
-                self.upscaler(model.name)
+                self.upscaler(Choice(model.name))
             else:
                 self.denoiser(Choice(model.name))
 
@@ -103,12 +103,13 @@ class Catalog:
             self._denoisers[choice] = Denoiser(source, settings=settings)
         return self._denoisers[choice]
 
-    def upscaler(self, model: str) -> Upscaler:
-        """The upscaler with the model of this name, made at the first call."""
-        if model not in self._upscalers:
-            source = self._files.get(model, model)
-            self._upscalers[model] = Upscaler(model=source, settings=self._settings)
-        return self._upscalers[model]
+    def upscaler(self, choice: Choice) -> Upscaler:
+        """The upscaler for a choice, made at the first call."""
+        if choice not in self._upscalers:
+            source = self._files.get(choice.model, choice.model)
+            settings = replace(self._settings, views=choice.views)
+            self._upscalers[choice] = Upscaler(model=source, settings=settings)
+        return self._upscalers[choice]
 
     def restore(
         self,
@@ -119,7 +120,7 @@ class Catalog:
     ) -> Restored:
         """What the task of a request makes of an image at full strength."""
         if request.task == "upscale":
-            return self.upscaler(choice.model).restore(image, request.scale, progress=progress)
+            return self.upscaler(choice).restore(image, request.scale, progress=progress)
         denoiser = self._denoiser_for(request, choice)
         return denoiser.restore(image, request.sigma, progress=progress)
 
@@ -133,7 +134,7 @@ class Catalog:
     ) -> float:
         """How long that will take, for an image of (H, W) and that many channels."""
         if request.task == "upscale":
-            return self.upscaler(choice.model).seconds(size, request.scale)
+            return self.upscaler(choice).seconds(size, request.scale)
         return self._denoiser_for(request, choice).seconds(size, sigma, channels)
 
     def _denoiser_for(self, request: RestoreRequest, choice: Choice) -> Denoiser | ClassicDenoiser:

@@ -45,15 +45,16 @@ export class Settings extends EventTarget {
     const models = this.catalog.models.filter((each) => each.task === task.name);
     const own = models.filter((each) => each.description === "your own file");
     const one = models.map((each) => option(each.name, { model: each.name }, each.description));
-    by("method").replaceChildren(...(task.name === "denoise" ? this.denoising(one, own.length < models.length) : one));
+    by("method").replaceChildren(...this.methods(task, one, own.length < models.length));
     if (own.length) by("method").value = own[0].name;
     this.tellMethod();
   }
 
-  /** Qualities first, then BM3D, then each network by its name. */
-  denoising(one, automatic) {
+  /** Qualities first, then BM3D for noise, then each network by its name. */
+  methods(task, one, automatic) {
+    const classic = task.name === "denoise" ? [option("BM3D", { method: "bm3d" }, "The classic method")] : [];
     const qualities = this.catalog.qualities.map((quality) => option(QUALITIES[quality], { quality }, "The network that suits the picture"));
-    const groups = [group("A network", automatic ? qualities : []), group("Without a network", [option("BM3D", { method: "bm3d" }, "The classic method")]), group("One of the networks", one)];
+    const groups = [group("A network", automatic ? qualities : []), group("Without a network", classic), group("One of the networks", one)];
     if (automatic) qualities[1].selected = true;
     return groups.filter((each) => each.children.length);
   }
