@@ -101,7 +101,8 @@ class RecurrenceConfig(ConfigFromDict):
         """Bytes that the states of a grid take at most: the scores and a dozen feature maps."""
         if device.type == "cuda" and height * width * (self.channels + 2 * self.embed) >= 2**31:
             return 2**62  # kernels count elements in 32 bits: no memory is enough
-        features = FEATURE_MAPS * height * width * self.channels * dtype.itemsize
+        stream = max(0, torch.float32.itemsize - dtype.itemsize) * 2  # it and its sums are float32
+        features = height * width * self.channels * (FEATURE_MAPS * dtype.itemsize + stream)
         if not self.non_local_every:
             return features
         return features + correlation_bytes(
