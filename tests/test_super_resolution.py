@@ -14,6 +14,7 @@ import torch
 from PIL import Image as Pillow
 from training_runs import RUNTIME
 
+import nlrn
 from nlrn import datasets, degrade, images, models, training, weights
 from nlrn.bench import run as bench
 from nlrn.degrade import imresize, mod_crop
@@ -250,6 +251,21 @@ def test_noise_is_removed_first_if_asked() -> None:
     before = Denoiser().restore(Image(noisy)).image
     expected = Upscaler(2, larger()).restore(before).image.pixels
     assert np.array_equal(cleaned.image.pixels, expected)
+
+
+def test_a_run_in_half_precision_learns_beside_the_exact_bicubic_image() -> None:
+    """bfloat16 has steps of a level above one half: networks learned to be as far off."""
+    network, image = SuperResolutionNLRN(replace(TINY, in_channels=3)), torch.rand(1, 3, 6, 7)
+    expected = enlarge(image, network.scale)
+    with torch.autocast("cpu", torch.bfloat16):
+        restored = network(image, non_local=False)  # an untrained tail adds nothing
+    assert restored.dtype == torch.float32 and torch.equal(restored, expected)
+
+
+@pytest.mark.parametrize("model", ["sr-rgb-fast", "sr-y"])
+def test_what_rounding_leaves_makes_no_picture_larger(model: str) -> None:
+    result = nlrn.upscale(np.zeros((10, 20, 3), np.uint8), 1.1, model=model)  # 1.1 * 10 > 11
+    assert result.shape == (11, 22, 3)
 
 
 def test_the_model_is_chosen_by_quality(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,8 @@ def denoise(
     """Remove noise: NAME_denoised.EXT is written beside each image unless -o says otherwise.
 
     All methods expect white Gaussian noise; for other noise, as in a camera's JPEG, auto finds a
-    level that removes it nevertheless. map is for networks that take one: denoise-rgb.
+    level that removes it nevertheless. map is for networks that take one: those of
+    color, and for gray that of --quality fast.
     """
     with errors_in_one_line():
         from nlrn import batch
@@ -219,7 +220,7 @@ def upscale(
 ) -> None:
     """Enlarge: NAME_x2.EXT is written beside each image unless -o says otherwise.
 
-    Factors between the trained ones work too; below 2, images are enlarged by 2 and shrunk. The
+    Factors between 2, 3 and 4 work too: enlarged by the next larger one and shrunk. The
     models expect images that were shrunk by bicubic interpolation, without noise.
     """
     with errors_in_one_line():

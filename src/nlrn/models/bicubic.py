@@ -17,10 +17,16 @@ def enlarge(image: Tensor, scale: int) -> Tensor:
     """Image [B, C, H, W] -> [B, C, scale H, scale W], as `nlrn.degrade.imresize` makes it.
 
     Every new pixel of a cell is a filter of its own over 5 x 5 pixels of the image, whose edges
-    are mirrored.
+    are mirrored. In the image's dtype, autocast or not: bfloat16 has steps of a whole gray level
+    above one half, and a network that is added to such an image learns to make up for them.
     """
     if scale == 1:
         return image
+    with torch.autocast(image.device.type, enabled=False):
+        return _enlarge(image, scale)
+
+
+def _enlarge(image: Tensor, scale: int) -> Tensor:
     batch, channels, height, width = image.shape
     rows, columns = (_mirrored(side, image.device) for side in (height, width))
     planes = image[:, :, rows][..., columns].flatten(0, 1).unsqueeze(1)  # BC 1 H+4 W+4

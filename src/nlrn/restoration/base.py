@@ -95,12 +95,18 @@ def at_strength(image: Image, full: np.ndarray | None, strength: float) -> Image
     return image.with_pixels(from_float(full, image.pixels.dtype))
 
 
+def is_map(sigma: object) -> bool:
+    """Whether a map is asked for; an array would be compared value by value."""
+    return isinstance(sigma, str) and sigma == MAP
+
+
 def check_level(sigma: float | Literal["map"]) -> float:
     """The noise level as a float; raises unless it makes sense."""
-    if sigma == MAP:
+    if is_map(sigma):
         raise ValueError("this method takes one noise level, not a map of them")
     if not isinstance(sigma, Real) or isinstance(sigma, bool):
-        raise ValueError(f"sigma must be a number, or None to estimate it, got {sigma!r}")
+        got = repr(sigma) if isinstance(sigma, str | bool) else type(sigma).__name__
+        raise ValueError(f"sigma must be a number, or None to estimate it, got {got}")
     if not 0 <= sigma <= LARGEST_SIGMA:
         raise ValueError(f"sigma must be 0 or more, at most {LARGEST_SIGMA}, got {sigma:g}")
     return float(sigma)

@@ -30,6 +30,7 @@ from nlrn.restoration.base import (
     check_strength,
     from_planes,
     is_flat,
+    is_map,
     map_for,
     model_name,
     noise_facts,
@@ -70,7 +71,7 @@ class Denoiser(nn.Module):
         settings: Settings | None = None,
     ) -> None:
         super().__init__()
-        self.sigma: Sigma = sigma if sigma in (None, MAP) else check_level(sigma)
+        self.sigma: Sigma = sigma if sigma is None or is_map(sigma) else check_level(sigma)
         self.strength, self.settings = check_strength(strength), check_settings(settings)
         self.quality = check_quality(quality)
         choose_device(self.settings.device)  # one that is not there is refused before any work
@@ -123,13 +124,14 @@ class Denoiser(nn.Module):
         """
         strength = self.strength if strength is None else check_strength(strength)
         asked = self.sigma if sigma is None else sigma
-        noise = noise_of(image, None if asked == MAP else asked)
+        by_map = is_map(asked)
+        noise = noise_of(image, None if by_map else asked)
         level = noise.level
         is_gray = image.pixels.ndim == 2 or bool((image.pixels == image.pixels[..., :1]).all())
         channels = 1 if is_gray else 3
         name = self.choice_for(level, channels).model
         facts = noise_facts(noise) | {"method": "nlrn", "model": name}
-        if strength == 0 or (level == 0 and asked != MAP):
+        if strength == 0 or (level == 0 and not by_map):
             return Restored(at_strength(image, None, strength), facts)
         engine, pixels = self.engine_for(level, channels), images.to_float(image.pixels)
         noisy = torch.from_numpy(pixels).reshape(1, *pixels.shape[:2], -1).permute(0, 3, 1, 2)
@@ -140,7 +142,7 @@ class Denoiser(nn.Module):
         warn_of_weak_noise(engine.network, level)
         announce_time(engine, (image.height, image.width), len(planes), announce)
         levels: float | Tensor = level
-        if asked == MAP:
+        if by_map:
             _check_takes_map(engine.network)
             levels = map_for(noisy)
             low, high = float(levels.min()), float(levels.max())
@@ -220,7 +222,7 @@ def warn_of_weak_noise(network: Network, sigma: float) -> None:
 def _check_takes_map(network: Network) -> None:
     if not network.takes_noise_map:
         name = network.card.name or "this model"
-        raise ValueError(f"{name} takes one noise level, not a map of them")
+        raise ValueError(f"{name} takes one noise level, not a map of them (quality fast does)")
 
 
 def _check_task(network: Network, name: str) -> None:

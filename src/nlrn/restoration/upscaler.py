@@ -143,12 +143,12 @@ class Upscaler(nn.Module):
         check_image(image)
         warn_of_range(image)
         if self.denoiser is not None:
-            cleaned = self.denoiser.restore(image)
+            cleaned = self.denoiser.restore(image, announce=announce)
             image, facts["sigma"] = cleaned.image, cleaned.facts["sigma"]
         enlarges = bool(self.engine.network.factors)
         enlarge = self._directly if enlarges else self._by_luminance
         pixels, opacity = enlarge(image, scale, progress, announce)
-        size = (math.ceil(image.height * scale), math.ceil(image.width * scale))
+        size = (_enlarged(image.height, scale), _enlarged(image.width, scale))
         if pixels.shape[:2] != size:
             pixels, opacity = resized(pixels, opacity, size=size)
         return Restored(_like(image, pixels, opacity), facts)
@@ -197,7 +197,7 @@ class Upscaler(nn.Module):
         if self.engine.network.factors:
             return self._engine_for(scale).seconds(size)
         factor = max(scale, SMALLEST_FACTOR)
-        return self.engine.seconds((math.ceil(size[0] * factor), math.ceil(size[1] * factor)))
+        return self.engine.seconds((_enlarged(size[0], factor), _enlarged(size[1], factor)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Gray or RGB images [B, C, H, W] in [0, 1], enlarged, on x's device and in its dtype."""
@@ -228,6 +228,11 @@ def check_scale(scale: float) -> float:
     if not 1 < scale <= LARGEST_FACTOR:
         raise ValueError(f"scale must be more than 1 and at most {LARGEST_FACTOR}, got {scale:g}")
     return float(scale)
+
+
+def _enlarged(side: int, scale: float) -> int:
+    """The side of the result; 100 at 1.1 is 110, whatever is left of rounding."""
+    return math.ceil(round(side * scale, 6))
 
 
 def _checked(network: Network, name: str) -> Network:
