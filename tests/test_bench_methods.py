@@ -102,6 +102,8 @@ def test_the_figures_of_peers_say_where_they_are_from() -> None:
 def test_universal_has_the_papers_network_as_users_get_it() -> None:
     for level, name in TABLES["universal"].weights["NLRN"].items():
         assert choose_denoiser(level, 1, "best") == (name, 1)
+    for level in set(TABLES["universal"].levels) - set(TABLES["universal"].weights["NLRN"]):
+        assert choose_denoiser(level, 1, "best") == ("denoise-gray", 8)
 
 
 def test_levels_for_people() -> None:

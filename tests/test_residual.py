@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from nlrn.models import TrainingMode, residual_inference
-from nlrn.models.nlrn_residual import ResidualConfig, ResidualNLRN, random_residual
+from nlrn.models.nlrn_residual import (
+    ResidualConfig,
+    ResidualNLRN,
+    gray_weights,
+    random_residual,
+)
 from nlrn.models.recurrence import EPSILON, FIRST_GATE
 from nlrn.ops import neighborhood_attention
 
@@ -160,3 +165,15 @@ def test_half_precision_tells_neighbors_apart_whatever_keys_have_in_common(
     centered = error()
     monkeypatch.setattr(residual_inference, "_rough_mean", lambda rows: 0 * rows[0])
     assert 2 * centered < error()
+
+
+def test_a_gray_network_can_begin_as_the_color_network_on_gray_images() -> None:
+    color = random_residual(replace(SMALL, cells=3)).double()
+    before = {name: tensor.clone() for name, tensor in color.state_dict().items()}
+    gray = ResidualNLRN(replace(color.config, in_channels=1)).double()
+    gray.load_state_dict(gray_weights(color))
+    image, level = image_of(2, 1, 8, 10), 0.1
+    expected = color(color.input_for(image.expand(-1, 3, -1, -1), level * 3**0.5)).mean(1, True)
+    torch.testing.assert_close(gray(gray.input_for(image, level)), expected)
+    assert not torch.allclose(expected, image, atol=1e-3)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in color.state_dict().items())

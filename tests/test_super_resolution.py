@@ -117,6 +117,8 @@ def test_patches_are_pairs_of_the_same_place_and_way_round() -> None:
         assert errors[0] < 0.004 and errors[1] > 5 * errors[0]
     again = sampler.batch(1, 40, 10, slice(7, 12))
     assert torch.equal(again.clean, sampler.batch(1, 40, 10).clean[7:12])
+    twice = PairSampler(images, CPU, Data(task="sr", channels=3, factors=(2, 2, 3)), seed=0)
+    assert [twice.batch(step, 1, 10).clean.shape[-1] for step in range(4)] == [20, 20, 30, 20]
     with pytest.raises(TrainingError, match="shrunk by 4 has room for patches of 30"):
         sampler.batch(2, 4, 30)
 

@@ -5,6 +5,7 @@ import math
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from PIL import Image
 from training_runs import OFF, ON, assert_same, start, tensors_of, write_config
 
-from nlrn import training
+from nlrn import datasets, training
 from nlrn.models.nlrn import NLRN, NLRNConfig
 from nlrn.training import checkpoint, loop
 from nlrn.training.config import OPTIMIZERS
@@ -166,6 +167,27 @@ def test_two_processes_learn_what_one_does(root: Path, tmp_path: Path) -> None:
     for name, tensor in tensors_of(one).items():
         if name.startswith("ema_model."):
             torch.testing.assert_close(tensors_of(tmp_path / "two")[name], tensor)
+
+
+def test_a_stage_can_have_images_of_another_size(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a run that goes on with another second stage than it had been told of."""
+    made: list[tuple[float, ...]] = []
+    rescale = datasets.rescaled
+
+    def rescaled(images: Any, scales: tuple[float, ...]) -> Any:
+        made.append(scales)
+        return rescale(images, scales)
+
+    monkeypatch.setattr(datasets, "rescaled", rescaled)
+    first = OFF.format(steps=2)
+    config = write_config(tmp_path / "c.toml", first, first, f"{first}\nscales = [1.0]")
+    folder = training.run(config, data_root=root, out=tmp_path / "out")
+    assert made == [(1.0, 0.7), (1.0,)]  # the first two stages share theirs
+    write_config(config, first, first, f"{first}\nscales = [1]", f"{first}\nscales = [0.8]")
+    assert training.run(config, data_root=root, out=folder, resume=True) == folder
+    assert made[2:] == [(0.8,)]
 
 
 def test_start_from_takes_over_the_weights(root: Path, tmp_path: Path) -> None:

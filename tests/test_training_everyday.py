@@ -13,6 +13,7 @@ from training_runs import OFF, ON, RUNTIME, assert_same, tensors_of
 
 from nlrn import models, training
 from nlrn.datasets import DataError
+from nlrn.models.nlrn_residual import ResidualConfig, gray_weights, random_residual
 from nlrn.training import config as configuration
 from nlrn.training import files
 from nlrn.training.config import Data
@@ -90,6 +91,25 @@ def test_a_run_with_levels_and_skipped_steps_resumes_to_the_same_bits(
     assert_same(tensors_of(resumed), tensors_of(whole))
     readings = [e for e in read_metrics(whole / "metrics.jsonl") if "loss" in e]
     assert sum(entry["skipped"] for entry in readings if entry["step"] > 80) > 0
+
+
+def test_a_gray_network_starts_from_one_for_color(root: Path, tmp_path: Path) -> None:
+    shape = ResidualConfig(steps=2, channels=4, embed=2, window=5, in_channels=3)
+    color = random_residual(shape)
+    color.save_pretrained(tmp_path / "color.safetensors")
+    stage = "steps = 1\nlr = 1e-12\nbatch = 2\npatch = 12"
+    config = write_config(tmp_path / "c.toml", stage, channels=1)
+    text = config.read_text()
+    model = text[text.index("[model]") : text.index("[data]")]
+    gray = (
+        "[model]\narchitecture = 'nlrn-residual'\nsteps = 2\nchannels = 4\nembed = 2\nwindow = 5\n"
+    )
+    config.write_text(text.replace(model, gray))
+    start_from = str(tmp_path / "color.safetensors")
+    folder = training.run(config, data_root=root, out=tmp_path / "out", start_from=start_from)
+    found = models.load(folder / "weights.safetensors").state_dict()
+    for name, wanted in gray_weights(color).items():
+        torch.testing.assert_close(found[name], wanted, msg=name)
 
 
 def test_several_sets_are_trained_on_together(root: Path, tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_scales_that_make_no_sense(scale: float, network: NLRN) -> None:
 
 
 def test_models_of_the_other_task_are_refused(network: NLRN, weight: Path) -> None:
-    with pytest.raises(ValueError, match="for denoise, not for super-resolution"):
+    with pytest.raises(ValueError, match="for denoising, not for super-resolution"):
         nlrn.upscale(random_image(5, 6), 2, model="denoise-gray-s25")
     with pytest.raises(ValueError, match="a model for super-resolution, not for denoising"):
         nlrn.denoise(random_image(5, 6), 25, model=weight)

@@ -229,7 +229,7 @@ def test_maps_are_those_of_the_network_that_restores(server: Server, tmp_path: P
         facts = server.post("/api/maps", **click).json()
         expected = choose_denoiser(30.0, channels).model
         assert facts["model"] == expected and facts["color"] is (channels == 3)
-        assert facts["cell"] == (2 if channels == 3 else 1)
+        assert facts["cell"] == 2
 
 
 def test_a_whole_trace_of_cells_needs_a_quarter(

@@ -110,7 +110,7 @@ BASELINES: dict[str, dict[str, Restorer]] = {
 CLASSIC = {"NLM": "nlm", "LSSC": "lssc", "BM3D": "bm3d", "WNNM": "wnnm"}
 # name -> views that are averaged; which weight it runs with is the table's business
 NETWORKS = {
-    "NLRN-by-channel": 1, "denoise-gray-fast": 1, "denoise-gray": 1,
+    "NLRN-by-channel": 1, "denoise-gray-fast": 1, "denoise-gray": 1, "denoise-gray-MV": 8,
     "denoise-rgb-fast": 1, "denoise-rgb": 1, "denoise-rgb-MV": 8,
     "sr-rgb-fast": 1, "sr-rgb": 1,
     "NLRN": 1, "NLRN-MV": 8, "NLRN-400": 1, "NLRN-300": 1, "NLRN-300-MV": 8,

@@ -152,10 +152,11 @@ TABLES = {
         Table(
             "universal", "Gray images, one model for all noise levels", "denoise",
             sets=("Set12", "BSD68", "Urban100"), levels=_GRAY,
-            methods=(*_FILTERS, "denoise-gray-fast", "denoise-gray", "NLRN"),
+            methods=(*_FILTERS, "denoise-gray-fast", "denoise-gray", "denoise-gray-MV", "NLRN"),
             weights={
                 "denoise-gray-fast": dict.fromkeys(_GRAY, "denoise-gray-fast"),
                 "denoise-gray": dict.fromkeys(_GRAY, "denoise-gray"),
+                "denoise-gray-MV": dict.fromkeys(_GRAY, "denoise-gray"),
                 "NLRN": _BEST,
             },
         ),

@@ -121,14 +121,14 @@ def _options(
     pass
 
 
-def number(text: str, name: str, automatic: str | None) -> float | None:
-    """The number in an option, or None for the word that leaves the choice to us."""
-    if text == automatic:
+def number(text: str, name: str, *automatic: str) -> float | None:
+    """The number in an option, or None for a word that leaves the choice to us."""
+    if text in automatic:
         return None
     try:
         value = float(text)
     except ValueError:
-        known = f"{automatic} or a number" if automatic else "a number"
+        known = f"{', '.join(automatic)} or a number" if automatic else "a number"
         raise ValueError(f"{name} must be {known}, got {text!r}") from None
     if not math.isfinite(value):
         raise ValueError(f"{name} must be a number, got {text}")

@@ -156,8 +156,7 @@ def denoise(
     """Remove noise: NAME_denoised.EXT is written beside each image unless -o says otherwise.
 
     All methods expect white Gaussian noise; for other noise, as in a camera's JPEG, auto finds a
-    level that removes it nevertheless. map is for networks that take one: those of
-    color, and for gray that of --quality fast.
+    level that removes it nevertheless. map is for networks that take one: all but the paper's.
     """
     with errors_in_one_line():
         from nlrn import batch
@@ -165,7 +164,8 @@ def denoise(
 
         files = batch.FileOptions(overwrite, skip_existing, white, jpeg_quality, pages, axis, axes)
         run = _runner(engine, address, workers, gpus_per_worker)
-        level: Sigma = "map" if sigma == "map" else number(sigma, "sigma", "auto")
+        given = number(sigma, "sigma", "auto", "map")
+        level: Sigma = "map" if sigma == "map" else given
         side = number(tile, "tile", "auto")
         jobs = batch.collect(inputs, output, suffix, recursive=recursive)
         _check_pipe(jobs, as_json)
@@ -229,7 +229,7 @@ def upscale(
 
         files = batch.FileOptions(overwrite, skip_existing, white, jpeg_quality, pages, axis, axes)
         run = _runner(engine, address, workers, gpus_per_worker)
-        factor = number(scale, "scale", None)
+        factor = number(scale, "scale")
         assert factor is not None
         side = number(tile, "tile", "auto")
         ending = suffix if suffix is not None else f"_x{factor:g}"

@@ -94,6 +94,23 @@ def centered_cells(image: Tensor, r: int) -> Tensor:
     return 2 * torch.cat([cells[:, :-1] - 0.5, cells[:, -1:]], 1)
 
 
+def gray_weights(color: ResidualNLRN) -> dict[str, Tensor]:
+    """What a gray network of the same shape can begin with: the color network on gray images.
+
+    All channels get the gray image and the mean of what comes out counts. Noise of independent
+    channels is a third of their variance in their mean, so that gray noise is to the network what
+    color noise of a level higher by the square root of 3 is.
+    """
+    weights, cells = color.state_dict(), color.config.unshuffle**2
+    channels = color.config.in_channels
+    image, noise = weights["conv_in.weight"].split([channels * cells, 1], 1)
+    image = image.unflatten(1, (channels, cells)).sum(1)
+    weights["conv_in.weight"] = torch.cat([image, noise * channels**0.5], 1)
+    for name in ("conv_out.weight", "conv_out.bias"):
+        weights[name] = weights[name].unflatten(0, (channels, cells)).mean(0)
+    return weights
+
+
 def random_residual(config: ResidualConfig, seed: int = 0) -> ResidualNLRN:
     """An untrained network in which every part acts: for demonstrations, benchmarks and tests."""
     with torch.random.fork_rng(devices=[]):

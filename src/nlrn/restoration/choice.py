@@ -11,6 +11,8 @@ from nlrn.weights import ModelCard
 QUALITIES = ("fast", "balanced", "best")
 # At sigma 22 the models of 15 (contrast x 0.68) and 25 (x 1.14) are equally good, hence three.
 GROWTH_COUNTS = 3
+# Farther from its level the paper's network has no more than eight views of denoise-gray.
+NEAR = math.log(1.1)
 ALL_VIEWS = 8
 COLOR = 3  # channels
 
@@ -32,21 +34,24 @@ def check_quality(quality: str) -> str:
 def choose_denoiser(sigma: float, channels: int = 1, quality: str = "balanced") -> Choice:
     """The denoising model for a noise level (0..255) and images of that many channels.
 
-    A model for all levels comes first, a fast one for "fast" alone. For gray, "best" is the
-    paper's network, which is trained for one level; for color it is eight views.
+    A model for all levels comes first, a fast one for "fast" alone; "best" is eight views of it, or
+    for gray the paper's network where one was trained near the level.
     """
     cards = [card for card in weights.list_models() if card.task == "denoise"]
     universal = [c.name for c in cards if c.sigma_range is not None and c.channels == channels]
     only_fast = all(_is_fast(name) for name in universal)
-    if not universal or (quality != "fast" and only_fast) or (quality == "best" and channels == 1):
-        return Choice(_nearest_level(cards, sigma))
+    nearest, distance = _nearest_level(cards, sigma)
+    if not universal or (quality != "fast" and only_fast):
+        return Choice(nearest)
+    if quality == "best" and channels == 1 and distance <= NEAR:
+        return Choice(nearest)
     return Choice(_of_speed(universal, quality), ALL_VIEWS if quality == "best" else 1)
 
 
-def _nearest_level(cards: list[ModelCard], sigma: float) -> str:
-    """Name of the model that was trained nearest to sigma, rather below than above.
+def _nearest_level(cards: list[ModelCard], sigma: float) -> tuple[str, float]:
+    """Name of the model that was trained nearest to sigma, rather below than above; how near.
 
-    Of several for one level it is the first of the manifest.
+    Of several for one level it is the first of the manifest. The distance is that of logarithms.
     """
     trained = {card.name: card.sigma for card in cards if card.sigma is not None}
 
@@ -54,7 +59,8 @@ def _nearest_level(cards: list[ModelCard], sigma: float) -> str:
         shrinks = math.log(max(sigma, 1e-3) / trained[name])
         return shrinks if shrinks >= 0 else -GROWTH_COUNTS * shrinks
 
-    return min(trained, key=distance)
+    nearest = min(trained, key=distance)
+    return nearest, distance(nearest)
 
 
 def choose_upscaler(quality: str = "balanced") -> Choice:

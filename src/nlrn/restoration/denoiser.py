@@ -197,7 +197,8 @@ class Denoiser(nn.Module):
 
     def extra_repr(self) -> str:
         """What `print` shows of it."""
-        return f"model={self.model!r}, sigma={self.sigma}, strength={self.strength:g}"
+        quality = f", quality={self.quality!r}" if self.model == AUTO else ""
+        return f"model={self.model!r}{quality}, sigma={self.sigma}, strength={self.strength:g}"
 
 
 def _but_flat(planes: Tensor, removed: Tensor) -> Tensor:
@@ -222,7 +223,7 @@ def warn_of_weak_noise(network: Network, sigma: float) -> None:
 def _check_takes_map(network: Network) -> None:
     if not network.takes_noise_map:
         name = network.card.name or "this model"
-        raise ValueError(f"{name} takes one noise level, not a map of them (quality fast does)")
+        raise ValueError(f"{name} takes one noise level, not a map of them (denoise-gray does)")
 
 
 def _check_task(network: Network, name: str) -> None:

@@ -237,7 +237,7 @@ def _enlarged(side: int, scale: float) -> int:
 
 def _checked(network: Network, name: str) -> Network:
     if network.card.task not in ("", "sr"):
-        raise ValueError(f"{name}: a model for {network.card.task}, not for super-resolution")
+        raise ValueError(f"{name}: a model for denoising, not for super-resolution")
     if network.in_channels != 1 and not network.factors:
         raise ValueError(f"a network of {network.in_channels} channels takes no luminance")
     return network

@@ -80,7 +80,8 @@ def _take_up_stages(
 ) -> None:
     """Goes on with the last stage of a finished run if it is longer now; says what is ignored."""
     for number, (old, stage) in enumerate(zip(before, stages, strict=False)):
-        changed = old != {name: value for name, value in asdict(stage).items() if name in old}
+        now = json.loads(json.dumps(asdict(stage)))  # as the file has it, lists for tuples
+        changed = old != {name: value for name, value in now.items() if name in old}
         if not changed or number >= progress.stage:
             continue
         is_last = number + 1 == progress.stage == len(before)

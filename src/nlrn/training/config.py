@@ -23,6 +23,7 @@ PRECISIONS = ("auto", "32-true", "bf16-mixed")
 ATTENTIONS = ("auto", "dense")
 TASKS = ("denoise", "sr")
 OPTIMIZERS = ("adam", "muon")
+OF_STAGE = ("scales", "factors")  # what a stage may have of its own instead of the data's
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,10 @@ class Stage:
         batch: patches of a step, over all processes.
         patch: side of a patch, as the network gets it.
         border: what neighbourhoods do at the edge of a patch.
+        scales: sizes at which its images are used, where they are not the data's. Shrunk images are
+            more to learn from; those that the network is for have their full size.
+        factors: by which its images are shrunk for "sr", in turn, where they are not the data's;
+            one that is to count twice stands there twice.
         non_local: whether the non-local modules take part.
         freeze_norm: whether batch norm keeps its statistics (its scale and shift are trained).
     """
@@ -229,6 +234,8 @@ class Stage:
     batch: int = 16
     patch: int = 45
     border: str = "mask"
+    scales: tuple[float, ...] = ()
+    factors: tuple[int, ...] = ()
     non_local: bool = True
     freeze_norm: bool = False
 
@@ -294,7 +301,14 @@ class Config:
             **values,
         )
         _check_channels(config)
+        for number, stage in enumerate(stages, 1):
+            _check_images(config, stage, f"stages {number}: ")
         return config
+
+    def data_of(self, stage: Stage) -> Data:
+        """The data as a stage uses it."""
+        own = {name: values for name in OF_STAGE if (values := getattr(stage, name))}
+        return dataclasses.replace(self.data, **own)
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved config, as `from_dict` takes it and JSON holds it."""
@@ -335,6 +349,16 @@ def _check_channels(config: Config) -> None:
         given = f"takes {has[0]} channels and gives {has[1]}"
         raise TrainingError(f"[model] {given}, [data] channels is {wanted}")
     _check_factors(config.data, network.factors)
+
+
+def _check_images(config: Config, stage: Stage, where: str) -> None:
+    """Refuses a stage with images that the run does not have."""
+    try:
+        config.data_of(stage)
+    except TrainingError as error:
+        raise TrainingError(f"{where}{error}") from error
+    if not set(stage.factors) <= set(config.data.factors if config.data.task == "sr" else ()):
+        raise TrainingError(f"{where}factors must be among the data's, got {list(stage.factors)}")
 
 
 def _check_factors(data: Data, factors: tuple[int, ...]) -> None:

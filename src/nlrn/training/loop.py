@@ -19,7 +19,7 @@ from nlrn.training import config as configuration
 from nlrn.training import files as run_files
 from nlrn.training.batches import PatchSampler
 from nlrn.training.clock import Clock, Interrupt
-from nlrn.training.config import Config, Stage
+from nlrn.training.config import Config, Data, Stage
 from nlrn.training.files import RunFiles
 from nlrn.training.pairs import PairSampler
 from nlrn.training.parsing import TrainingError
@@ -80,9 +80,6 @@ def run(
     if config.data.is_own:
         run_files.check_memory(files.train, config.data, free_memory(torch.device("cpu")))
     images = datasets.read_all(files.train, run_files.reader(config.data))
-    scaled = datasets.rescaled(images, config.data.scales)
-    kind = PairSampler if config.enlarges else PatchSampler
-    sampler = kind(scaled, fabric.device, config.data, seed=config.seed)
     validation = Validation(config, files.validation, fabric.device)
     if resume:
         fresh = dataclasses.replace(config, start_from="")  # the checkpoint holds all of it
@@ -105,7 +102,7 @@ def run(
             report.log(_headline(config, progress, fabric, len(images), time.monotonic() - begun))
             if small := _too_small(images, config):
                 report.log(small)
-            task = _Task(config, fabric, folder, sampler, validation, learning, report)
+            task = _Task(config, fabric, folder, images, validation, learning, report)
             while progress.stage < len(config.stages) and not clock.is_over:
                 stage = config.stages[progress.stage]
                 _train_stage(task, stage, progress, clock)
@@ -134,10 +131,21 @@ class _Task:
     config: Config
     fabric: Any
     folder: Path
-    sampler: PatchSampler
+    images: list[datasets.Pixels]
     validation: Validation
     state: TrainState
     report: Report
+    samplers: dict[Data, PatchSampler] = dataclasses.field(default_factory=dict)
+
+    def sampler(self, stage: Stage) -> PatchSampler:
+        """The patches of a stage; that of the stage before, if its images are the same."""
+        data = self.config.data_of(stage)
+        if data not in self.samplers:
+            self.samplers.clear()  # before another set of images takes as much memory
+            kind = PairSampler if self.config.enlarges else PatchSampler
+            scaled = datasets.rescaled(self.images, data.scales)
+            self.samplers[data] = kind(scaled, self.fabric.device, data, seed=self.config.seed)
+        return self.samplers[data]
 
 
 def _train_stage(task: _Task, stage: Stage, progress: Progress, clock: Clock) -> None:
@@ -146,11 +154,11 @@ def _train_stage(task: _Task, stage: Stage, progress: Progress, clock: Clock) ->
     state.enter_stage(task.state, stage, is_new=progress.stage_step == 0)
     task.report.log(_stage_line(progress, stage))
     step, rollback = Step(task.state, config, stage, task.fabric), Rollback(task.state)
-    share = _share(stage.batch, task.fabric)
+    share, sampler = _share(stage.batch, task.fabric), task.sampler(stage)
     clock.start_stage()
     since_tick = 0
     while True:
-        batch = task.sampler.batch(progress.step, stage.batch, stage.patch, share)
+        batch = sampler.batch(progress.step, stage.batch, stage.patch, share)
         rate = learning_rate(stage, progress)
         step(batch, rate, ema_alpha(config.optimizer.ema_decay, progress.step))
         progress.step += 1

@@ -29,7 +29,7 @@ class PairSampler(PatchSampler):
         self._fits: dict[tuple[int, int], Tensor] = {}
         # factor -> planes of all small images, and start, height and width of each in them
         self._small: dict[int, tuple[list[Tensor], Tensor]] = {}
-        for factor in self._data.factors:
+        for factor in set(self._data.factors):
             low = [shrunk(image, factor, device) for image in images]  # C h w each
             sizes = torch.tensor([plane.shape[1:] for plane in low])  # N 2
             ends = sizes.prod(1).cumsum(0)

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from nlrn import models
 from nlrn.errors import one_line
 from nlrn.models import Network
+from nlrn.models.nlrn_residual import ResidualNLRN, gray_weights
 from nlrn.training.config import Config, Stage
 from nlrn.training.muon import Muon
 from nlrn.training.parsing import TrainingError
@@ -77,10 +78,13 @@ def _optimizers(
 
 
 def _start_from(model: Network, name: str) -> None:
-    """Takes over all weights; border and the like may differ, shapes may not."""
+    """Takes over all weights; border and the like may differ, shapes may not, except for color."""
     other = models.load(name)
+    weights = other.state_dict()
+    if isinstance(other, ResidualNLRN) and model.in_channels < other.in_channels:
+        weights = gray_weights(other)
     try:
-        model.load_state_dict(other.state_dict())
+        model.load_state_dict(weights)
     except RuntimeError as error:
         reason = one_line(error)
         raise TrainingError(f"{name}: does not fit the model of this config ({reason})") from error
