@@ -30,6 +30,7 @@ from nlrn.models.nlrn_sr import (
 )
 from nlrn.restoration import Denoiser, Upscaler
 from nlrn.restoration.choice import QUALITIES, choose_upscaler
+from nlrn.training.batches import repetition
 from nlrn.training.config import Data
 from nlrn.training.pairs import PairSampler, shrunk
 from nlrn.training.parsing import TrainingError
@@ -123,6 +124,20 @@ def test_patches_are_pairs_of_the_same_place_and_way_round() -> None:
         sampler.batch(2, 4, 30)
 
 
+def test_a_share_of_the_pairs_repeats_itself() -> None:
+    rng = np.random.default_rng(0)
+    tile = rng.integers(0, 256, (18, 18, 3), dtype=np.uint8)
+    noise = [rng.integers(0, 256, (80, 80, 3), dtype=np.uint8) for _ in range(5)]
+    images = [np.tile(tile, (5, 5, 1)), *noise]  # every sixth pair repeats itself
+    data = Data(task="sr", channels=3, factors=(2,), self_similar_fraction=0.25)
+    pairs = PairSampler(images, CPU, data, seed=0)
+    low, clean, _ = pairs.batch(3, 400, 32)
+    repeats = repetition(low.mean(1)) > 0.01
+    assert 0.72 < repeats[:100].float().mean() < 0.82  # 1 - (5/6)**8 is 0.77
+    assert 0.10 < repeats[100:].float().mean() < 0.23
+    assert torch.equal(pairs.batch(3, 400, 32, slice(90, 110)).clean, clean[90:110])
+
+
 CONFIG = (
     "name = 'larger'\n[model]\narchitecture = 'nlrn-sr'\nsteps = 2\nchannels = 8\nembed = 4\n"
     "window = 5\n[data]\ntask = 'sr'\ntrain = ['bsds500/train']\nvalidation = 'bsds500/test'\n"
@@ -160,7 +175,7 @@ def test_a_network_that_enlarges_is_trained_validated_and_described(
     ("more", "channels", "message"),
     [
         ("factors = [2, 5]\n", 3, r"factors must be the network's, got \[2, 5\]"),
-        ("full_range = 0.5\n", 3, "full_range and self_similar_fraction are not for"),
+        ("full_range = 0.5\n", 3, "full_range is not for networks that enlarge"),
         ("", 1, "takes 3 channels and gives 3"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -103,11 +103,7 @@ class PatchSampler:
     def _make(self, step: int, size: int, patch: int, share: slice) -> Batch:
         data = self._data
         self._generator.manual_seed(seed_of(self._seed, step))
-        draws = self._uniform(6, size)[:, share]
-        chosen = round(data.self_similar_fraction * size)
-        others = self._uniform(_CANDIDATES - 1, 6, chosen)[..., share]
-        if others.numel():
-            draws = self._most_repeating(draws, others, patch)
+        draws = self._draw(size, share, lambda draws: self._at(self._place(draws, patch)))
         place = self._place(draws, patch)
         clean = self._at(place).float() / 255
         if self._degraded is not None:
@@ -131,12 +127,20 @@ class PatchSampler:
     def _uniform(self, *shape: int) -> Tensor:
         return torch.rand(shape, generator=self._generator, device=self._device)
 
-    def _most_repeating(self, draws: Tensor, others: Tensor, patch: int) -> Tensor:
-        """The draws [6, b], the first n of them the best of themselves and the others [k, 6, n]."""
+    def _draw(self, size: int, share: slice, look: Callable[[Tensor], Tensor]) -> Tensor:
+        """Six numbers in [0, 1) for each patch [6, b], of which `look` makes it [b, C, P, P].
+
+        Those of the patches that are to be self-similar, the first ones, are the best of several.
+        """
+        draws = self._uniform(6, size)[:, share]
+        chosen = round(self._data.self_similar_fraction * size)
+        others = self._uniform(_CANDIDATES - 1, 6, chosen)[..., share]
+        if not others.numel():
+            return draws
         n = others.shape[-1]
         candidates = torch.cat([draws[None, :, :n], others])  # k 6 n
-        place = self._place(candidates.transpose(0, 1).flatten(1), patch)
-        scores = repetition(self._at(place).float().mean(1) / 255).view(-1, n)
+        patches = look(candidates.transpose(0, 1).flatten(1))
+        scores = repetition(patches.float().mean(1) / 255).view(-1, n)
         best = candidates[scores.argmax(0), :, torch.arange(n, device=self._device)]  # n 6
         return torch.cat([best.T, draws[:, n:]], 1)
 

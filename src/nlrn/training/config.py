@@ -23,7 +23,11 @@ PRECISIONS = ("auto", "32-true", "bf16-mixed")
 ATTENTIONS = ("auto", "dense")
 TASKS = ("denoise", "sr")
 OPTIMIZERS = ("adam", "muon")
-OF_STAGE = ("scales", "factors")  # what a stage may have of its own instead of the data's
+OF_STAGE = (
+    "scales",
+    "factors",
+    "self_similar_fraction",
+)  # what a stage may have of its own instead of the data's
 
 
 @dataclass(frozen=True)
@@ -220,6 +224,7 @@ class Stage:
             more to learn from; those that the network is for have their full size.
         factors: by which its images are shrunk for "sr", in turn, where they are not the data's;
             one that is to count twice stands there twice.
+        self_similar_fraction: of its patches, where it is not the data's.
         non_local: whether the non-local modules take part.
         freeze_norm: whether batch norm keeps its statistics (its scale and shift are trained).
     """
@@ -236,6 +241,7 @@ class Stage:
     border: str = "mask"
     scales: tuple[float, ...] = ()
     factors: tuple[int, ...] = ()
+    self_similar_fraction: float = 0.0
     non_local: bool = True
     freeze_norm: bool = False
 
@@ -374,9 +380,8 @@ def _check_factors(data: Data, factors: tuple[int, ...]) -> None:
     if not set(data.factors) <= set(factors):
         got = f"{list(data.factors)}, the network has {list(factors)}"
         raise TrainingError(f"[data] factors must be the network's, got {got}")
-    if data.full_range or data.self_similar_fraction:
-        names = "full_range and self_similar_fraction"
-        raise TrainingError(f"[data] {names} are not for networks that enlarge")
+    if data.full_range:
+        raise TrainingError("[data] full_range is not for networks that enlarge")
 
 
 def load(path: str | Path) -> Config:

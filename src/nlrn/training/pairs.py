@@ -43,16 +43,24 @@ class PairSampler(PatchSampler):
         factor = factors[step % len(factors)]
         planes, table = self._small[factor]
         self._generator.manual_seed(seed_of(self._seed, step))
-        draws = self._uniform(6, size)[:, share]
         fitting = self._fit(factor, patch)
-        chosen = fitting[self._pick_image(draws[0], table[fitting])]  # b
-        small, large = table[chosen], self._images[chosen]  # b 3 each
-        top = pick(draws[1], small[:, 1] - patch + 1)
-        left = pick(draws[2], small[:, 2] - patch + 1)
-        place = _places(small, top, left, draws[3:], patch)
-        low = torch.stack([plane[place] for plane in planes], 1).float() / 255
-        place = _places(large, top * factor, left * factor, draws[3:], patch * factor)
-        return Batch(low, self._at(place).float() / 255, torch.zeros(len(low), device=self._device))
+
+        def corner(draws: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """Numbers of the images, top and left of the patches in the small ones [b]."""
+            chosen = fitting[self._pick_image(draws[0], table[fitting])]
+            height, width = table[chosen, 1], table[chosen, 2]
+            return chosen, pick(draws[1], height - patch + 1), pick(draws[2], width - patch + 1)
+
+        def small(draws: Tensor) -> Tensor:
+            chosen, top, left = corner(draws)
+            place = _places(table[chosen], top, left, draws[3:], patch)
+            return torch.stack([plane[place] for plane in planes], 1)
+
+        draws = self._draw(size, share, small)
+        chosen, top, left = (number * by for number, by in zip(corner(draws), (1, factor, factor)))
+        place = _places(self._images[chosen], top, left, draws[3:], patch * factor)
+        low, clean = (patches.float() / 255 for patches in (small(draws), self._at(place)))
+        return Batch(low, clean, torch.zeros(len(low), device=self._device))
 
     def _fit(self, factor: int, patch: int) -> Tensor:
         """Numbers of the images whose small version has room for the patch."""
