@@ -23,11 +23,8 @@ PRECISIONS = ("auto", "32-true", "bf16-mixed")
 ATTENTIONS = ("auto", "dense")
 TASKS = ("denoise", "sr")
 OPTIMIZERS = ("adam", "muon")
-OF_STAGE = (
-    "scales",
-    "factors",
-    "self_similar_fraction",
-)  # what a stage may have of its own instead of the data's
+# What a stage may have of its own instead of the data's.
+OF_STAGE = ("scales", "factors", "self_similar_fraction")
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,9 @@ class PairSampler(PatchSampler):
             return torch.stack([plane[place] for plane in planes], 1)
 
         draws = self._draw(size, share, small)
-        chosen, top, left = (number * by for number, by in zip(corner(draws), (1, factor, factor)))
-        place = _places(self._images[chosen], top, left, draws[3:], patch * factor)
+        chosen, top, left = corner(draws)
+        large = self._images[chosen]
+        place = _places(large, top * factor, left * factor, draws[3:], patch * factor)
         low, clean = (patches.float() / 255 for patches in (small(draws), self._at(place)))
         return Batch(low, clean, torch.zeros(len(low), device=self._device))
 
