@@ -93,11 +93,9 @@ _SR_COLOR = {"NLRN": _SR, "sr-rgb-fast": _SR_FAST, "sr-rgb": _SR_RGB}
 _CLASSIC = ("noisy", "NLM-OpenCV", "NLM-skimage", "NLM", "BM3D-package", "BM3D")
 _FILTERS = ("noisy", "NLM-skimage", "bilateral-skimage", "BM3D-package", "BM3D")
 _COLOR, _GRAY, _CAMERA = (5, 15, 25, 50, 75), (5, 10, 15, 25, 35, 50, 75), (AUTO, 5, 10, 15)
-# What `Denoiser(quality="best")` takes for gray.
+# What `Denoiser(quality="best")` takes for gray; at the other levels it is denoise-gray-MV.
 _BEST = {
-    5: "denoise-gray-s15", 10: "denoise-gray-s15", 15: "denoise-gray-s15",
-    25: "denoise-gray-s25", 35: "denoise-gray-s30", 50: "denoise-gray-s50",
-    75: "denoise-gray-s70",
+    15: "denoise-gray-s15", 25: "denoise-gray-s25", 50: "denoise-gray-s50", 75: "denoise-gray-s70",
 }  # fmt: skip
 _PUBLISHED_AS = {"BM3D-package": "BM3D"}  # two programs for one method of the paper
 

@@ -40,7 +40,7 @@ def choose_denoiser(sigma: float, channels: int = 1, quality: str = "balanced") 
     cards = [card for card in weights.list_models() if card.task == "denoise"]
     universal = [c.name for c in cards if c.sigma_range is not None and c.channels == channels]
     only_fast = all(_is_fast(name) for name in universal)
-    nearest, distance = _nearest_level(cards, sigma)
+    nearest, distance = nearest_level(cards, sigma)
     if not universal or (quality != "fast" and only_fast):
         return Choice(nearest)
     if quality == "best" and channels == 1 and distance <= NEAR:
@@ -48,7 +48,7 @@ def choose_denoiser(sigma: float, channels: int = 1, quality: str = "balanced") 
     return Choice(_of_speed(universal, quality), ALL_VIEWS if quality == "best" else 1)
 
 
-def _nearest_level(cards: list[ModelCard], sigma: float) -> tuple[str, float]:
+def nearest_level(cards: list[ModelCard], sigma: float) -> tuple[str, float]:
     """Name of the model that was trained nearest to sigma, rather below than above; how near.
 
     Of several for one level it is the first of the manifest. The distance is that of logarithms.
