@@ -333,3 +333,8 @@ class OneProcess:
 
     def autocast(self) -> contextlib.nullcontext[None]:
         return contextlib.nullcontext()
+
+
+def test_sizes_are_rounded_up_but_not_for_what_binary_fractions_add() -> None:
+    image = np.zeros((3, 100), np.uint8)  # 100 * 1.1 is 110.00000000000001
+    assert nlrn.upscale(image, 1.1, quality="fast").shape == (4, 110)
