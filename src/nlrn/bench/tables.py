@@ -95,7 +95,8 @@ _FILTERS = ("noisy", "NLM-skimage", "bilateral-skimage", "BM3D-package", "BM3D")
 _COLOR, _GRAY, _CAMERA = (5, 15, 25, 50, 75), (5, 10, 15, 25, 35, 50, 75), (AUTO, 5, 10, 15)
 # What `Denoiser(quality="best")` takes for gray; at the other levels it is denoise-gray-MV.
 _BEST = {
-    15: "denoise-gray-s15", 25: "denoise-gray-s25", 50: "denoise-gray-s50", 75: "denoise-gray-s70",
+    15: "denoise-gray-s15", 25: "denoise-gray-s25", 35: "denoise-gray-s30", 50: "denoise-gray-s50",
+    75: "denoise-gray-s70",
 }  # fmt: skip
 _PUBLISHED_AS = {"BM3D-package": "BM3D"}  # two programs for one method of the paper
 

@@ -11,8 +11,9 @@ from nlrn.weights import ModelCard
 QUALITIES = ("fast", "balanced", "best")
 # At sigma 22 the models of 15 (contrast x 0.68) and 25 (x 1.14) are equally good, hence three.
 GROWTH_COUNTS = 3
-# Farther from its level the paper's network has no more than eight views of denoise-gray.
-NEAR = math.log(1.1)
+# Up to a third above its level, or a tenth below, the paper's network is as good as eight views of
+# denoise-gray or better (benchmarks/levels.py).
+NEAR = math.log(4 / 3)
 ALL_VIEWS = 8
 COLOR = 3  # channels
 

@@ -216,7 +216,7 @@ def warn_of_weak_noise(network: Network, sigma: float) -> None:
     if trained is not None and not network.takes_noise_map and sigma < WEAK_NOISE * trained:
         warn(
             f"noise of sigma {sigma:.3g} is weak for this model, made for {trained:g}: some is "
-            "left, so that no detail is lost; BM3D (method bm3d) removes more"
+            "left, so that no detail is lost; denoise-gray, for all levels, removes more"
         )
 
 
