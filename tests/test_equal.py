@@ -26,7 +26,8 @@ from nlrn.cli import app
 from nlrn.inference import Settings
 from nlrn.restoration import Denoiser, Upscaler
 from nlrn.training.batches import PatchSampler
-from nlrn.training.config import Config, RuntimeConfig
+from nlrn.training.config import Config
+from nlrn.training.config_tables import RuntimeConfig
 from nlrn.training.report import read_metrics
 
 FOLDER = Path(__file__).parents[1] / "configs" / "equal"

@@ -31,7 +31,7 @@ from nlrn.models.nlrn_sr import (
 from nlrn.restoration import Denoiser, Upscaler
 from nlrn.restoration.choice import QUALITIES, choose_upscaler
 from nlrn.training.batches import repetition
-from nlrn.training.config import Data
+from nlrn.training.config_tables import Data
 from nlrn.training.pairs import PairSampler, shrunk
 from nlrn.training.parsing import TrainingError
 from nlrn.training.report import read_metrics

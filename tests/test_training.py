@@ -16,7 +16,7 @@ from training_runs import OFF, ON, assert_same, start, tensors_of, write_config
 from nlrn import datasets, training
 from nlrn.models.nlrn import NLRN, NLRNConfig
 from nlrn.training import checkpoint, loop
-from nlrn.training.config import OPTIMIZERS
+from nlrn.training.config_tables import OPTIMIZERS
 from nlrn.training.parsing import TrainingError
 from nlrn.training.report import read_metrics
 from nlrn.training.step import Step, StepMetrics

@@ -13,7 +13,7 @@ from nlrn import training
 from nlrn.degrade import imresize, mod_crop
 from nlrn.models.nlrn import NLRN
 from nlrn.training.batches import PatchSampler, repetition
-from nlrn.training.config import Data
+from nlrn.training.config_tables import Data
 from nlrn.training.parsing import TrainingError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

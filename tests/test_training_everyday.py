@@ -16,7 +16,7 @@ from nlrn.datasets import DataError
 from nlrn.models.nlrn_residual import ResidualConfig, gray_weights, random_residual
 from nlrn.training import config as configuration
 from nlrn.training import files
-from nlrn.training.config import Data
+from nlrn.training.config_tables import Data
 from nlrn.training.parsing import TrainingError
 from nlrn.training.report import read_metrics
 from nlrn.training.step import Step, StepMetrics

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from nlrn.models.nlrn import NLRN, NLRNConfig
 from nlrn.training import state
-from nlrn.training.config import Config, Optimizer, Stage
+from nlrn.training.config import Config
+from nlrn.training.config_tables import Optimizer, Stage
 from nlrn.training.muon import Muon, orthogonal
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -20,7 +20,8 @@ from nlrn.models import TrainingMode
 from nlrn.models.nlrn import NLRNConfig, random_network
 from nlrn.training import state
 from nlrn.training.batches import Batch
-from nlrn.training.config import OPTIMIZERS, Config, Data, Optimizer, RuntimeConfig, Stage
+from nlrn.training.config import Config
+from nlrn.training.config_tables import OPTIMIZERS, Data, Optimizer, RuntimeConfig, Stage
 from nlrn.training.parsing import TrainingError
 from nlrn.training.report import read_metrics
 from nlrn.training.schedule import Progress, ema_alpha, learning_rate

@@ -11,7 +11,8 @@ from training_runs import ON, make_root, write_config
 
 from nlrn import training
 from nlrn.training import rollback, state
-from nlrn.training.config import Stage, load
+from nlrn.training.config import load
+from nlrn.training.config_tables import Stage
 from nlrn.training.parsing import TrainingError
 from nlrn.training.schedule import Progress, learning_rate
 from nlrn.training.step import Step, StepMetrics

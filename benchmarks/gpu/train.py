@@ -16,7 +16,8 @@ from nlrn import datasets
 from nlrn.models.nlrn import random_network
 from nlrn.training import state
 from nlrn.training.batches import Batch, PatchSampler
-from nlrn.training.config import Config, Data, RuntimeConfig, Stage
+from nlrn.training.config import Config
+from nlrn.training.config_tables import Data, RuntimeConfig, Stage
 from nlrn.training.step import WARM_STEPS, Step
 
 WHO = {

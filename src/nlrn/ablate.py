@@ -24,7 +24,8 @@ from nlrn.bench.methods import MethodOptions
 from nlrn.bench.tables import TABLES
 from nlrn.inference import Settings
 from nlrn.training import TrainingError, checkpoint
-from nlrn.training.config import Config, Stage
+from nlrn.training.config import Config
+from nlrn.training.config_tables import Stage
 from nlrn.weights import LAST
 
 # Without a softmax there is no kernel; and without embeddings scores grow to where those of the

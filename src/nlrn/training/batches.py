@@ -14,7 +14,8 @@ from torch import Tensor
 
 from nlrn.datasets import Gray, Pixels
 from nlrn.degrade import enlarged_matrix, mod_crop
-from nlrn.training.config import Data, TrainingError
+from nlrn.training.config_tables import Data
+from nlrn.training.parsing import TrainingError
 
 _CANDIDATES = 8  # of which the one that repeats itself most is taken
 

@@ -18,7 +18,8 @@ from nlrn import atomic
 from nlrn.datasets import TRAINING_SETS
 from nlrn.errors import one_line
 from nlrn.training import older
-from nlrn.training.config import Config, Stage
+from nlrn.training.config import Config
+from nlrn.training.config_tables import Stage
 from nlrn.training.parsing import TrainingError
 from nlrn.training.schedule import Progress
 from nlrn.training.state import TrainState

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from nlrn.training.config import Stage
+from nlrn.training.config_tables import Stage
 from nlrn.training.schedule import Progress, fraction_done
 
 

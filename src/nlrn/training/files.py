@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from nlrn import datasets
 from nlrn.datasets import Pixels, own
-from nlrn.training.config import Data
+from nlrn.training.config_tables import Data
 from nlrn.training.parsing import TrainingError
 
 

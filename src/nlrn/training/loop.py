@@ -19,7 +19,8 @@ from nlrn.training import config as configuration
 from nlrn.training import files as run_files
 from nlrn.training.batches import PatchSampler
 from nlrn.training.clock import Clock, Interrupt
-from nlrn.training.config import Config, Data, Stage
+from nlrn.training.config import Config
+from nlrn.training.config_tables import Data, Stage
 from nlrn.training.files import RunFiles
 from nlrn.training.pairs import PairSampler
 from nlrn.training.parsing import TrainingError

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nlrn.models import ARCHITECTURES
-from nlrn.training.config import Data, Optimizer
+from nlrn.training.config_tables import Data, Optimizer
 from nlrn.training.state import NORMS_KEPT
 
 _RENAMED = {

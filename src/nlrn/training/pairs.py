@@ -51,17 +51,16 @@ class PairSampler(PatchSampler):
             height, width = table[chosen, 1], table[chosen, 2]
             return chosen, pick(draws[1], height - patch + 1), pick(draws[2], width - patch + 1)
 
-        def small(draws: Tensor) -> Tensor:
-            chosen, top, left = corner(draws)
+        def small(draws: Tensor, chosen: Tensor, top: Tensor, left: Tensor) -> Tensor:
             place = _places(table[chosen], top, left, draws[3:], patch)
             return torch.stack([plane[place] for plane in planes], 1)
 
-        draws = self._draw(size, share, small)
+        draws = self._draw(size, share, lambda draws: small(draws, *corner(draws)))
         chosen, top, left = corner(draws)
+        low = small(draws, chosen, top, left).float() / 255
         large = self._images[chosen]
         place = _places(large, top * factor, left * factor, draws[3:], patch * factor)
-        low, clean = (patches.float() / 255 for patches in (small(draws), self._at(place)))
-        return Batch(low, clean, torch.zeros(len(low), device=self._device))
+        return Batch(low, self._at(place).float() / 255, torch.zeros(len(low), device=self._device))
 
     def _fit(self, factor: int, patch: int) -> Tensor:
         """Numbers of the images whose small version has room for the patch."""

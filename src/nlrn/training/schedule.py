@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from nlrn.training.config import Stage
+from nlrn.training.config_tables import Stage
 
 RATE_FACTOR = 0.7  # on the learning rate each time a run has diverged
 HALVED_AT = (0.2, 0.4, 0.6, 0.8, 0.9)  # of the stage, as in the authors' 500,000 steps

@@ -13,7 +13,8 @@ from nlrn import models
 from nlrn.errors import one_line
 from nlrn.models import Network
 from nlrn.models.nlrn_residual import ResidualNLRN, gray_weights
-from nlrn.training.config import Config, Stage
+from nlrn.training.config import Config
+from nlrn.training.config_tables import Stage
 from nlrn.training.muon import Muon
 from nlrn.training.parsing import TrainingError
 

@@ -13,7 +13,8 @@ from nlrn.errors import one_line
 from nlrn.models import TrainingMode
 from nlrn.models.bicubic import enlarge
 from nlrn.training.batches import Batch
-from nlrn.training.config import Config, Stage
+from nlrn.training.config import Config
+from nlrn.training.config_tables import Stage
 from nlrn.training.parsing import TrainingError
 from nlrn.training.state import NORMS_KEPT, TrainState
 

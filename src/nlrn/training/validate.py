@@ -17,7 +17,8 @@ from nlrn.models import Network, TrainingMode
 from nlrn.models.bicubic import enlarge
 from nlrn.training import files as run_files
 from nlrn.training.batches import low_resolution
-from nlrn.training.config import Config, Data
+from nlrn.training.config import Config
+from nlrn.training.config_tables import Data
 from nlrn.training.pairs import shrunk
 from nlrn.training.parsing import TrainingError
 
