@@ -1,7 +1,7 @@
 """What one GPU does with the network: parity, training step, inference, convergence; and the bars.
 
     python benchmarks/gpu/run.py --data ROOT [--limit 420] [--json FILE]
-        [--sections calls,parity,inference,train,convergence,profile]
+        [--sections calls,everyday,parity,inference,train,convergence,profile]
 
 Every section runs in a process of its own within its share of the time, so that nothing that fails
 takes the rest along. One table comes last; all numbers are in the JSON file, `$OUT/gpu.json` where
@@ -24,6 +24,7 @@ from typing import Any
 # Seconds that a section may take, in the order in which they run.
 SECONDS = {
     "calls": 40,
+    "everyday": 60,
     "parity": 130,
     "inference": 110,
     "train": 130,
@@ -110,6 +111,7 @@ def in_a_process(section: str, seconds: float, options: argparse.Namespace) -> d
 
 def run_section(options: argparse.Namespace) -> None:
     """In the child process: the machine's rates of this moment, then the section."""
+    import everyday
     import infer
     import measure
     import parity
@@ -117,6 +119,7 @@ def run_section(options: argparse.Namespace) -> None:
 
     section = {
         "calls": infer.calls,
+        "everyday": everyday.everyday,
         "parity": parity.parity,
         "inference": infer.infer,
         "train": train.train,
@@ -222,6 +225,14 @@ def bars(sections: dict[str, Any]) -> list[dict[str, Any]]:
     growth = large / 4 / main if large and main else None
     bar("time per pixel, 1024x1024 against 512x512", growth, 1.15, "times")
     bar("memory at 1024x1024", find("inference", "ours", "large", "peak_gib"), 12.0, "GiB")
+
+    recorded = find("everyday", "recorded", "denoise-rgb")
+    bar("denoise-rgb 512x512, recorded", recorded, 4.0, "ms")
+    whole = find("everyday", "Denoiser host to host", "photo")
+    bar("denoise-rgb 4000x3000 host to host", whole, 1000.0, "ms")
+    ours, papers = (find("everyday", "Upscaler host to host", n) for n in ("sr-rgb", "sr-y"))
+    bar("sr-y against sr-rgb at x4", papers / ours if ours and papers else None, 10.0,
+        "times as long", at_most=False)  # fmt: skip
     return result
 
 

@@ -60,7 +60,7 @@ Tile = Annotated[
     ),
 ]
 Exact = Annotated[bool, typer.Option("--exact", help="Tiles that equal the whole image; slower.")]
-Views = Annotated[int, typer.Option(help="Average over this many flips and rotations, up to 8.")]
+Views = Annotated[int, typer.Option(help="Average at least so many flips and rotations, up to 8.")]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1, mps or xpu.")]
 Dtype = Annotated[str, typer.Option(help="Precision: fp32, or bf16, faster on recent CPUs.")]
 Recursive = Annotated[

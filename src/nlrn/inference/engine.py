@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -23,6 +24,7 @@ from nlrn.hardware import (
     keep_freed_memory,
     mind_fork,
 )
+from nlrn.inference.recorded import Recorded
 from nlrn.inference.settings import Settings, check_settings
 from nlrn.inference.tiles import Tile, largest_input, paste, plan
 from nlrn.models import Network
@@ -48,7 +50,7 @@ class Engine:
             got = type(network).__name__
             raise ValueError(f"network must be one of nlrn.models (load gives one), got {got}")
         self.network, self.settings = network, check_settings(settings)
-        self._prepared: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
+        self._prepared: dict[tuple[torch.device, torch.dtype], nn.Module | Recorded] = {}
         self._plain: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
         self._plans: dict[tuple[torch.Size, torch.device], list[Tile]] = {}
         self._rates: dict[torch.device, float] = {}  # seconds for a pixel
@@ -82,6 +84,8 @@ class Engine:
                 if not is_out_of_memory(error):
                     raise
                 if device.type != "cpu":
+                    if isinstance(prepared, Recorded):
+                        prepared.forget()
                     give_back_memory(device)
                     self._plans.pop(key, None)
                 smaller = self._smaller_plan(tiles, key[0], device, budget)
@@ -97,10 +101,14 @@ class Engine:
         exact = Engine(self.network, dataclasses.replace(settings, dtype="fp32"))
         return exact(image, progress)
 
-    def prepare(self, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> nn.Module | Recorded:
         """The network for inference, made at the first call."""
         if (device, dtype) not in self._prepared:
-            self._prepared[device, dtype] = self.network.for_inference(dtype, device)
+            prepared = self.network.for_inference(dtype, device)
+            self._prepared[device, dtype] = prepared
+            if device.type == "cuda" and getattr(prepared, "can_be_recorded", False):
+                memory = functools.partial(self.network.memory, dtype=dtype, device=device)
+                self._prepared[device, dtype] = Recorded(prepared, device, memory)
         return self._prepared[device, dtype]
 
     def differentiable(self, image: Tensor) -> Callable[[Tensor], Tensor]:
@@ -173,7 +181,7 @@ class Engine:
 
     def _run(
         self,
-        prepared: nn.Module,
+        prepared: nn.Module | Recorded,
         image: Tensor,
         tiles: list[Tile],
         device: torch.device,

@@ -110,6 +110,8 @@ class SuperResolutionInference(nn.Module):
         device: where to compute.
     """
 
+    can_be_recorded = True  # what it launches depends on the size of the image alone
+
     def __init__(
         self, network: SuperResolutionNLRN, dtype: torch.dtype, device: torch.device
     ) -> None:

@@ -173,6 +173,8 @@ class ResidualInference(nn.Module):
         device: where to compute.
     """
 
+    can_be_recorded = True  # what it launches depends on the size of the image alone
+
     def __init__(self, network: ResidualNLRN, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.config, self.dtype, self.device = network.config, dtype, device
