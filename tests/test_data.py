@@ -23,8 +23,9 @@ with_real_data = pytest.mark.skipif(not REAL.is_dir(), reason="NLRN_DATA names n
 COUNTS = {
     "Set5": 5, "Set12": 12, "Set14": 14, "S14": 14, "BSD68": 68, "CBSD68": 68, "BSD100": 100,
     "BSD200": 200, "BSD200-half": 200, "Urban100": 100, "Kodak24": 24, "PolyU": 200, "bsd400": 400,
-    "bsd300": 300, "sr291": 291, "cc0": 68,
+    "bsd300": 300, "sr291": 291, "sr459": 459, "cc0": 68,
     "bsd400-validation": 32, "bsd300-validation": 91, "sr-validation": 200,
+    "sr459-validation": 32,
 }  # fmt: skip
 # training set -> the validation and test sets of its models
 TASKS = {
@@ -32,6 +33,7 @@ TASKS = {
     "cc0": ("bsd400-validation", ("Set12", "S14", "BSD68", "CBSD68", "Kodak24", "PolyU")),
     "bsd300": ("bsd300-validation", ("S14", "BSD200-half", "Urban100", "Set14")),
     "sr291": ("sr-validation", ("Set5", "Set14", "BSD100", "Urban100")),
+    "sr459": ("sr459-validation", ("Set5", "Set14", "BSD100", "Urban100")),
 }
 
 

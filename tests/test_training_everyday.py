@@ -13,7 +13,7 @@ from training_runs import OFF, ON, RUNTIME, assert_same, tensors_of
 
 from nlrn import models, training
 from nlrn.datasets import DataError
-from nlrn.models.nlrn_residual import ResidualConfig, gray_weights, random_residual
+from nlrn.models.nlrn_residual import ResidualConfig, ResidualNLRN, gray_weights, random_residual
 from nlrn.training import config as configuration
 from nlrn.training import files
 from nlrn.training.config_tables import Data
@@ -224,3 +224,28 @@ def test_sets_without_a_data_root_are_one_line(
     config = write_config(tmp_path / "c.toml", OFF.format(steps=3))
     with pytest.raises(DataError, match="no data root: name the folder of the image sets"):
         training.run(config, out=tmp_path / "out")
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 4), (2, 2)])
+def test_more_sets_of_weights_begin_as_the_ones_before(
+    before: int, after: int, root: Path, tmp_path: Path
+) -> None:
+    shape = ResidualConfig(
+        steps=4, channels=4, embed=2, window=5, cells=before, non_local_every=2, in_channels=1
+    )
+    parent = random_residual(shape)
+    parent.save_pretrained(tmp_path / "parent.safetensors")
+    stage = "steps = 1\nlr = 1e-12\nbatch = 2\npatch = 12"
+    config = write_config(tmp_path / "c.toml", stage, channels=1)
+    text = config.read_text()
+    model = text[text.index("[model]") : text.index("[data]")]
+    more = (
+        "[model]\narchitecture = 'nlrn-residual'\nsteps = 4\nchannels = 4\nembed = 2\nwindow = 5\n"
+        f"cells = {after}\nnon_local_every = 2\n"
+    )
+    config.write_text(text.replace(model, more))
+    start_from = str(tmp_path / "parent.safetensors")
+    folder = training.run(config, data_root=root, out=tmp_path / "out", start_from=start_from)
+    found, image = models.load(folder / "weights.safetensors"), torch.rand(1, 2, 12, 16)
+    assert isinstance(found, ResidualNLRN) and len(found.states.cells) == after
+    torch.testing.assert_close(found(image), parent(image), rtol=0, atol=1e-6)

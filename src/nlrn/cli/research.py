@@ -39,10 +39,10 @@ def check_data(
         facts = [asdict(s) | {"found": s.found, "state": s.state} for s in states]
         typer.echo(json.dumps({"root": str(root), "sets": facts}, indent=2))
     else:
-        typer.echo(f"{'set':<18} {'folders':<29} {'images':>7}  state")
+        typer.echo(f"{'set':<18} {'folders':<35} {'images':>7}  state")
         for s in states:
             where, images = " + ".join(s.folders), f"{s.found}/{s.expected}"
-            typer.echo(f"{s.name:<18} {where:<29} {images:>7}  {s.state}")
+            typer.echo(f"{s.name:<18} {where:<35} {images:>7}  {s.state}")
     problems = sets.complaints(root, states, all_needed=names is not None)
     for line in problems[:SHOWN_PROBLEMS]:
         typer.echo(f"error: {line}", err=True)

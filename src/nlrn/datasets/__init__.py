@@ -58,10 +58,12 @@ SETS: dict[str, tuple[str, ...]] = {
     "bsd400": ("bsds500/train", "bsds500/test"),
     "bsd300": ("bsds500/train", "bsds500/val"),
     "sr291": ("t91", "bsds500/train"),
+    "sr459": ("t91", "bsds500/train", "bsds500/test"),
     "cc0": ("cc0",),
     "bsd400-validation": ("bsds500/val",),
     "bsd300-validation": ("t91",),
     "sr-validation": ("bsds500/test",),
+    "sr459-validation": ("bsds500/test",),
     "bsds500/train": ("bsds500/train",),
     "bsds500/test": ("bsds500/test",),
     "bsds500/val": ("bsds500/val",),
@@ -73,10 +75,13 @@ TEST_SETS = (
     "Urban100", "Kodak24", "PolyU",
 )  # fmt: skip
 # Test sets, and what may not choose or train a model, are refused by the training configs.
-TRAINING_SETS = ("bsd400", "bsd300", "sr291", "cc0", "bsds500/train", "t91")
+TRAINING_SETS = ("bsd400", "bsd300", "sr291", "sr459", "cc0", "bsds500/train", "t91")
 VALIDATION_SETS = (
-    "bsd400-validation", "bsd300-validation", "sr-validation", "bsds500/test", "t91",
+    "bsd400-validation", "bsd300-validation", "sr-validation", "sr459-validation", "bsds500/test",
+    "t91",
 )  # fmt: skip
+# So many of bsds500/test, the first, are validated on where the others are trained on.
+_HELD_OUT = 32
 # Sets whose images are taken in gray at half size, as MemNet's tests take BSD200.
 HALVED = ("BSD200-half",)
 # Sets of pairs: how the names of a noisy image and of its reference end.
@@ -205,6 +210,10 @@ def training_files(name: str, root: str | Path) -> list[Path]:
 def _is_of(name: str, file: str | Path) -> bool:
     if name == "bsd400-validation":
         return Path(file).stem in VAL_NOT_IN_BSD68
+    if name.startswith("sr459"):
+        first = sorted(manifest()["bsds500/test"])[:_HELD_OUT]
+        held_out = Path(file).stem in {Path(one).stem for one in first}
+        return held_out == name.endswith("validation")
     return name != "CBSD68" or Path(file).stem not in VAL_NOT_IN_BSD68
 
 

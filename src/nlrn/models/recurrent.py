@@ -17,6 +17,8 @@ from nlrn.models.non_local import Attend, xavier_
 from nlrn.models.recurrence import Recurrence, RecurrenceConfig
 from nlrn.ops import attend
 
+_CELLS = "states.cells."  # what the names of a cell's weights begin with
+
 
 class RecurrentNetwork(Network):
     """A network whose middle is a `Recurrence`, on cells of `multiple` x `multiple` pixels.
@@ -124,6 +126,25 @@ class RecurrentNetwork(Network):
         """Parameters, and layers from input to output, a non-local module counted as one."""
         depth = 2 + 2 * self.config.steps + self.config.modules
         return super().counts() | {"effective_depth": depth}
+
+
+def spread_cells(network: RecurrentNetwork, cells: int) -> dict[str, Tensor]:
+    """The weights for a network of more cells: each begins as the one that served its states.
+
+    Args:
+        network: what the weights are of.
+        cells: how many there are to be, a multiple of those that there are.
+    """
+    before = network.config
+    after = dataclasses.replace(before, cells=cells)
+    weights = {k: v for k, v in network.state_dict().items() if not k.startswith(_CELLS)}
+    for step in range(0, after.steps, after.steps // cells):
+        cell = network.states.cells[before.cell_of(step)].state_dict()
+        compares = any(map(after.is_non_local, range(step, step + after.steps // cells)))
+        for name, values in cell.items():
+            if compares or not name.startswith("non_local."):
+                weights[f"{_CELLS}{after.cell_of(step)}.{name}"] = values
+    return weights
 
 
 def randomize(network: RecurrentNetwork) -> None:

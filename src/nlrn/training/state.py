@@ -13,6 +13,7 @@ from nlrn import models
 from nlrn.errors import one_line
 from nlrn.models import Network
 from nlrn.models.nlrn_residual import ResidualNLRN, gray_weights
+from nlrn.models.recurrent import RecurrentNetwork, spread_cells
 from nlrn.training.config import Config
 from nlrn.training.config_tables import Stage
 from nlrn.training.muon import Muon
@@ -79,11 +80,18 @@ def _optimizers(
 
 
 def _start_from(model: Network, name: str) -> None:
-    """Takes over all weights; border and the like may differ, shapes may not, except for color."""
+    """Takes over all weights; border and the like may differ, shapes may not.
+
+    Except for color, out of which a gray network can begin, and for more sets of weights.
+    """
     other = models.load(name)
     weights = other.state_dict()
     if isinstance(other, ResidualNLRN) and model.in_channels < other.in_channels:
         weights = gray_weights(other)
+    elif isinstance(other, RecurrentNetwork) and isinstance(model, RecurrentNetwork):
+        before, after = other.config, model.config
+        if after.steps == before.steps and after.cells % before.cells == 0:
+            weights = spread_cells(other, after.cells)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
