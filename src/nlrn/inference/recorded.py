@@ -59,7 +59,12 @@ class Recorded:
 
     @torch.inference_mode()
     def __call__(self, image: Tensor, on_step: Callable[[], None] | None = None) -> Tensor:
-        """As the network itself."""
+        """The restored image, as the network gives it.
+
+        Args:
+            image: what the network takes.
+            on_step: called after every state; for a recording, when all have been launched.
+        """
         with self._lock:
             recording = self._recording_for(image) if self._can_record else None
             result = None if recording is None else recording(image)
