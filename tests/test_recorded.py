@@ -91,10 +91,14 @@ def test_only_the_last_sizes_are_kept(recorded_sizes: list[tuple[int, ...]]) -> 
             run(torch.rand(1, 1, 4, width))
     assert len(run._recordings) == MOST_RECORDINGS
     assert all(shape[-1] != widths[0] for shape, *_ in run._recordings)
+    used = widths[1]  # the oldest of those that are left, until it is used
+    for width in (used, 50, 50):
+        run(torch.rand(1, 1, 4, width))
+    assert any(shape[-1] == used for shape, *_ in run._recordings)
     run.forget()
     assert not run._recordings
     run(torch.rand(1, 1, 4, widths[-1]))
-    assert len(recorded_sizes) == len(widths), "what was forgotten is new again"
+    assert len(recorded_sizes) == len(widths) + 1, "what was forgotten is new again"
 
 
 @pytest.mark.parametrize("fault", ["raises", "differs"])

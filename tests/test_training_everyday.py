@@ -93,20 +93,23 @@ def test_a_run_with_levels_and_skipped_steps_resumes_to_the_same_bits(
     assert sum(entry["skipped"] for entry in readings if entry["step"] > 80) > 0
 
 
-def test_a_gray_network_starts_from_one_for_color(root: Path, tmp_path: Path) -> None:
-    shape = ResidualConfig(steps=2, channels=4, embed=2, window=5, in_channels=3)
-    color = random_residual(shape)
-    color.save_pretrained(tmp_path / "color.safetensors")
+def begun_with(parent: ResidualNLRN, shape: str, root: Path, tmp_path: Path) -> Path:
+    """A run of a gray network that starts from `parent` and changes next to nothing."""
+    parent.save_pretrained(tmp_path / "parent.safetensors")
     stage = "steps = 1\nlr = 1e-12\nbatch = 2\npatch = 12"
     config = write_config(tmp_path / "c.toml", stage, channels=1)
     text = config.read_text()
     model = text[text.index("[model]") : text.index("[data]")]
-    gray = (
-        "[model]\narchitecture = 'nlrn-residual'\nsteps = 2\nchannels = 4\nembed = 2\nwindow = 5\n"
-    )
-    config.write_text(text.replace(model, gray))
-    start_from = str(tmp_path / "color.safetensors")
-    folder = training.run(config, data_root=root, out=tmp_path / "out", start_from=start_from)
+    small = "[model]\narchitecture = 'nlrn-residual'\nchannels = 4\nembed = 2\nwindow = 5\n"
+    config.write_text(text.replace(model, f"{small}{shape}\n"))
+    start_from = str(tmp_path / "parent.safetensors")
+    return training.run(config, data_root=root, out=tmp_path / "out", start_from=start_from)
+
+
+def test_a_gray_network_starts_from_one_for_color(root: Path, tmp_path: Path) -> None:
+    shape = ResidualConfig(steps=2, channels=4, embed=2, window=5, in_channels=3)
+    color = random_residual(shape)
+    folder = begun_with(color, "steps = 2", root, tmp_path)
     found = models.load(folder / "weights.safetensors").state_dict()
     for name, wanted in gray_weights(color).items():
         torch.testing.assert_close(found[name], wanted, msg=name)
@@ -234,18 +237,8 @@ def test_more_sets_of_weights_begin_as_the_ones_before(
         steps=4, channels=4, embed=2, window=5, cells=before, non_local_every=2, in_channels=1
     )
     parent = random_residual(shape)
-    parent.save_pretrained(tmp_path / "parent.safetensors")
-    stage = "steps = 1\nlr = 1e-12\nbatch = 2\npatch = 12"
-    config = write_config(tmp_path / "c.toml", stage, channels=1)
-    text = config.read_text()
-    model = text[text.index("[model]") : text.index("[data]")]
-    more = (
-        "[model]\narchitecture = 'nlrn-residual'\nsteps = 4\nchannels = 4\nembed = 2\nwindow = 5\n"
-        f"cells = {after}\nnon_local_every = 2\n"
-    )
-    config.write_text(text.replace(model, more))
-    start_from = str(tmp_path / "parent.safetensors")
-    folder = training.run(config, data_root=root, out=tmp_path / "out", start_from=start_from)
+    more = f"steps = 4\ncells = {after}\nnon_local_every = 2"
+    folder = begun_with(parent, more, root, tmp_path)
     found, image = models.load(folder / "weights.safetensors"), torch.rand(1, 2, 12, 16)
     assert isinstance(found, ResidualNLRN) and len(found.states.cells) == after
     torch.testing.assert_close(found(image), parent(image), rtol=0, atol=1e-6)
