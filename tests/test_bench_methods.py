@@ -23,7 +23,7 @@ from nlrn.models import ModelCard
 from nlrn.models.nlrn import NLRNConfig, random_network
 from nlrn.noise import estimate_sigma
 from nlrn.restoration import ClassicDenoiser, Denoiser, Upscaler
-from nlrn.restoration.choice import choose_denoiser
+from nlrn.restoration.choice import QUALITIES, choose_denoiser
 from nlrn.restoration.classic import METHODS
 
 TINY = NLRNConfig(steps=2, channels=8, embed=4, window=7)
@@ -100,11 +100,13 @@ def test_the_figures_of_peers_say_where_they_are_from() -> None:
     assert not tables.published("camera", "PolyU", tables.AUTO)
 
 
-def test_universal_has_the_papers_network_as_users_get_it() -> None:
-    for level, name in TABLES["universal"].weights["NLRN"].items():
-        assert choose_denoiser(level, 1, "best") == (name, 1)
-    for level in set(TABLES["universal"].levels) - set(TABLES["universal"].weights["NLRN"]):
-        assert choose_denoiser(level, 1, "best") == ("denoise-gray", 8)
+def test_universal_has_what_users_get() -> None:
+    chosen = {quality: choose_denoiser(1, quality) for quality in QUALITIES}
+    for level in TABLES["universal"].levels:
+        weights = {m: by[level] for m, by in TABLES["universal"].weights.items() if level in by}
+        assert weights["denoise-gray"] == weights["denoise-gray-MV"] == chosen["best"].model
+        assert weights["denoise-gray"] == chosen["balanced"].model
+        assert weights["denoise-gray-fast"] == chosen["fast"].model
 
 
 def test_levels_for_people() -> None:

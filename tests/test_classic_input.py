@@ -113,7 +113,7 @@ def test_a_small_group_of_wnnm_stays_a_group() -> None:
 
 
 def test_a_float_image_on_the_wrong_scale_is_noticed() -> None:
-    with pytest.warns(UserWarning, match="far beyond"):
+    with pytest.raises(ValueError, match=r"to be in \[0, 1\], these reach 2[0-9]+: divide them"):
         nlrn.denoise(page().astype(np.float32), 25, method="nlm")
 
 

@@ -251,7 +251,11 @@ def test_denoisers_do_the_same_to_images(denoiser: Denoiser | ClassicDenoiser) -
     [
         (torch.zeros(5, 6), 0.1, r"x must be \[B, 1, H, W\] or \[B, 3, H, W\], got \(5, 6\)"),
         (torch.zeros(1, 2, 5, 6), 0.1, r"got \(1, 2, 5, 6\)"),
-        (torch.zeros(1, 1, 0, 6), 0.1, r"got \(1, 1, 0, 6\)"),
+        (torch.zeros(1, 1, 0, 6), 0.1, r"x is empty: \(1, 1, 0, 6\)"),
+        (torch.full((1, 1, 5, 6), 128.0), 0.1, r"x is to be in \[0, 1\], got values up to 128"),
+        (torch.full((1, 3, 5, 6), 255.0), None, r"x is to be in \[0, 1\], got values up to 255"),
+        (torch.zeros(1, 1, 5, 6), True, r"sigma must be a number or a tensor \[B\], got True"),
+        (torch.zeros(2, 1, 5, 6), torch.zeros(5, 6), r"a map \[B, 1, H, W\].*got \(5, 6\)"),
         (torch.zeros(1, 1, 5, 6, dtype=torch.uint8), 0.1, "got torch.uint8"),
         (np.zeros((1, 1, 5, 6)), 0.1, "x must be a tensor"),
         (torch.zeros(1, 1, 5, 6), -0.1, "sigma must be between 0 and 1, in the units of x"),
@@ -283,6 +287,20 @@ def test_noise_maps_go_where_they_are_taken(name: str) -> None:
     level[..., 7:] = 0.3
     mixed = denoiser(x, level)
     assert (mixed - denoiser(x, 0.1)).abs().max() > 1e-4
+    torch.testing.assert_close(denoiser(x, level.numpy()), mixed)
+    colored = random_images(2, 3, 9, 14, seed=4)
+    own = torch.cat([level[:1], 0.5 * level[1:]])
+    each = [denoiser(colored[i : i + 1], own[i : i + 1]) for i in range(2)]
+    torch.testing.assert_close(denoiser(colored, own), torch.cat(each), rtol=0, atol=1e-6)
+    half = level.clone()
+    half[..., :5] = 0
+    assert torch.equal(denoiser(x, half)[..., :5], x[..., :5])
+    whole = torch.zeros(2, 1, 9, 14, dtype=torch.int64)
+    torch.testing.assert_close(denoiser(x, whole), x)
+    for value, shown in ((-0.1, "got -0.1"), (float("nan"), "got nan"), (25.0, "got 25")):
+        level[0, 0, 3, 4] = value
+        with pytest.raises(ValueError, match=f"sigma must be between 0 and 1.*{shown}"):
+            denoiser(x, level)
     for wrong in ((2, 1, 9, 13), (3, 1, 9, 14), (2, 3, 9, 14)):
         with pytest.raises(ValueError, match="a noise map for this image must be"):
             denoiser(x, torch.full(wrong, 0.1))

@@ -165,19 +165,6 @@ def test_settings_reach_the_network(network: NLRN) -> None:
     assert np.abs(views - whole).max() > 1e-6
 
 
-def test_the_nearest_trained_level_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = {
-        name: Published(ModelCard(name, task="denoise", sigma=float(name[1:3])), "", "")
-        for name in ("s15", "s25", "s50", "s30-other", "s50-other", "s70-other")
-    }
-    monkeypatch.setattr(weights, "manifest", lambda: entries)
-    chosen = {s: choose_denoiser(s).model for s in (0, 5, 20, 24, 25, 29, 35, 48, 60, 90)}
-    assert chosen == {
-        0: "s15", 5: "s15", 20: "s15", 24: "s25", 25: "s25", 29: "s30-other", 35: "s30-other",
-        48: "s50", 60: "s50", 90: "s70-other",
-    }  # fmt: skip
-
-
 def test_quality_and_channels_choose_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def listed(*names: str) -> None:
         cards = {"s25": ModelCard("s25", task="denoise", sigma=25.0)} | {
@@ -187,20 +174,19 @@ def test_quality_and_channels_choose_the_model(monkeypatch: pytest.MonkeyPatch) 
         found = {name: Published(card, "", "") for name, card in cards.items()}
         monkeypatch.setattr(weights, "manifest", lambda: found)
 
-    listed()
-    assert choose_denoiser(25, 3) == choose_denoiser(25, 1, "best") == ("s25", 1)
     listed("rgb-fast", "rgb", "gray")
-    assert choose_denoiser(25, 3) == ("rgb", 1) and choose_denoiser(25, 3, "best") == ("rgb", 8)
-    assert choose_denoiser(25, 3, "fast") == ("rgb-fast", 1)
-    assert choose_denoiser(25, 1) == choose_denoiser(25, 1, "fast") == ("gray", 1)
-    near = {sigma: choose_denoiser(sigma, 1, "best") for sigma in (0, 10, 22, 23, 25, 33, 34, 80)}
-    others = dict.fromkeys((0, 10, 22, 34, 80), ("gray", 8))
-    assert near == others | dict.fromkeys((23, 25, 33), ("s25", 1))
+    assert choose_denoiser(3) == ("rgb", 1) and choose_denoiser(3, "best") == ("rgb", 8)
+    assert choose_denoiser(3, "fast") == ("rgb-fast", 1)
+    assert choose_denoiser(1) == choose_denoiser(1, "fast") == ("gray", 1)
+    assert choose_denoiser(1, "best") == ("gray", 8)
     with pytest.raises(ValueError, match="quality must be one of fast, balanced, best, got 'ok'"):
         nlrn.denoise(noisy((5, 6), "uint8"), 25, quality="ok")
-    for method, model in (("nlm", None), ("nlrn", "denoise-gray-s25")):
-        with pytest.raises(ValueError, match="quality chooses a model for method nlrn"):
-            nlrn.denoise(noisy((5, 6), "uint8"), 25, quality="fast", method=method, model=model)
+    with pytest.raises(ValueError, match="quality is for method nlrn, not for nlm"):
+        nlrn.denoise(noisy((5, 6), "uint8"), 25, quality="fast", method="nlm")
+    with pytest.raises(ValueError, match="quality chooses a model: it means nothing beside one"):
+        nlrn.denoise(noisy((5, 6), "uint8"), 25, quality="fast", model="denoise-gray-s25")
+    with pytest.raises(ValueError, match="quality chooses a model"):
+        Denoiser("denoise-gray-s25", quality="best")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 import torch
 from command_line import nlrn as run_command
 from PIL import Image
-from skimage.data import chelsea
+from skimage.data import camera, chelsea, grass, gravel
 from test_noise import eight_bit, noisy, scene
 
 import nlrn
@@ -57,6 +57,20 @@ def test_smoothed_noise_is_correlated_and_its_level_higher():
     assert found.is_correlated
     assert found.level > 3 * found.white
     assert found.level < 20
+
+
+@pytest.mark.parametrize("side", [64, 100, 160, 320])
+@pytest.mark.parametrize("picture", [gravel, chelsea, camera], ids=lambda picture: picture.__name__)
+def test_texture_is_not_taken_for_noise(picture, side):
+    pixels = picture()
+    for start in ((0, 0), (60, 60), (100, 130)):
+        rows, columns = (slice(first, first + side) for first in start)
+        assert estimate_noise(pixels[rows, columns]).level < 7
+
+
+def test_a_small_picture_of_grass_keeps_the_white_level():
+    found = estimate_noise(grass()[208:272, 162:226])
+    assert found.level == found.white < 10
 
 
 @pytest.mark.parametrize(("quality", "strength"), [(50, 1.0), (75, 0.5), (90, 0.2)])
@@ -139,7 +153,7 @@ def map_network() -> Network:
 
 
 def test_a_restoration_tells_of_correlated_noise_that_it_measured():
-    image, network = images.Image(as_jpeg(photo(40, 57), 60)), map_network()
+    image, network = images.Image(as_jpeg(photo(96, 120), 60)), map_network()
     facts = nlrn.Denoiser(network).restore(image).facts
     assert facts["correlated"] is True
     assert facts["sigma"] == round(estimate_noise(image.pixels).level, 2)
@@ -171,7 +185,7 @@ def test_a_map_is_refused_by_what_takes_one_level():
 
 
 def test_the_command_says_what_it_found(tmp_path):
-    Image.fromarray(photo(40, 57)).save(tmp_path / "a.jpg", quality=60)
+    Image.fromarray(photo(96, 120)).save(tmp_path / "a.jpg", quality=60)
     map_network().save_pretrained(tmp_path / "m.safetensors")
     options = ("denoise", tmp_path / "a.jpg", "--model", tmp_path / "m.safetensors", "--overwrite")
     assert "for correlated noise, " in run_command(*options).stdout

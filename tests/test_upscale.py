@@ -171,8 +171,8 @@ def test_hidden_pixels_take_the_colours_around_them() -> None:
     assert not resize.continued(pixels, 0 * weights)[0, 0].any()  # nothing shows
 
 
-def test_values_far_beyond_one_are_said() -> None:
-    with pytest.warns(UserWarning, match=r"float values are to be in \[0, 1\]"):
+def test_values_far_beyond_one_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"float values are to be in \[0, 1\]"):
         nlrn.upscale(255 * random_image(5, 6), 2, model=NLRN(TINY), settings=CPU)
 
 

@@ -51,20 +51,20 @@ def test_own_models_come_first_and_stand_for_those_of_the_same_name(tmp_path: Pa
     assert names[:3] == ["tiny", "denoise-gray-s25", "x"] and len(set(names)) == len(names)
     assert len(names) == 2 + len(weights.manifest())
     assert {m.name: m.task for m in catalog.models()}["x"] == "upscale"
-    assert catalog.denoiser(Choice("denoise-gray-s25")).engine_for(25.0).network.config == SMALL
+    assert catalog.denoiser(Choice("denoise-gray-s25")).engine_for().network.config == SMALL
 
 
 def test_the_model_is_the_one_asked_for_or_the_best(tmp_path: Path) -> None:
     catalog = catalog_of(saved(tmp_path, "tiny"), saved(tmp_path, "large", task="sr"))
-    assert catalog.choose("denoise", "tiny", sigma=50.0) == Choice("tiny")
+    assert catalog.choose("denoise", "tiny") == Choice("tiny")
     for quality in QUALITIES:
-        for sigma, channels in ((15.0, 1), (50.0, 1), (20.0, 3)):
-            found = catalog.choose("denoise", None, quality, sigma, channels)
-            assert found == choose_denoiser(sigma, channels, quality), "not that of the command"
+        for channels in (1, 3):
+            found = catalog.choose("denoise", None, quality, channels)
+            assert found == choose_denoiser(channels, quality), "not that of the command"
     assert catalog.choose("upscale", None).model == "large"
     assert catalog_of().choose("upscale", None) == choose_upscaler()
     for wrong in ("large", str(tmp_path / "tiny.safetensors"), ""):
-        with pytest.raises(ValueError, match="model must be one of tiny, denoise-gray-s15"):
+        with pytest.raises(ValueError, match="model must be one of tiny, denoise-rgb"):
             catalog.choose("denoise", wrong)
     with pytest.raises(ValueError, match="quality chooses a model"):
         catalog.choose("denoise", "tiny", "fast")
@@ -99,7 +99,7 @@ def test_each_model_is_loaded_and_prepared_once(
         enlarged = catalog.restore(image, Choice("large"), request, nothing).image
         assert enlarged.pixels.shape == (*size, 3)
     denoiser, upscaler = catalog.denoiser(Choice("tiny")), catalog.upscaler(Choice("large"))
-    assert prepared == [denoiser.engine_for(25.0).network, upscaler.engine.network]
+    assert prepared == [denoiser.engine_for().network, upscaler.engine.network]
 
 
 @pytest.mark.parametrize(

@@ -101,11 +101,9 @@ def test_qualities_choose_what_the_command_chooses(
     assert server.get("/api/models").json()["qualities"] == list(QUALITIES)
     for quality in QUALITIES:
         facts = server.run(picture=identifier, sigma=0, model=None, quality=quality)
-        expected = choose_denoiser(0, 1 if len(shape) == 2 else 3, quality)
-        assert facts["model"] == expected.model  # "fast" has one to fall back to
-    views = (
-        server.service.catalog.denoiser(Choice("denoise-rgb", 8)).engine_for(25.0).settings.views
-    )
+        expected = choose_denoiser(1 if len(shape) == 2 else 3, quality)
+        assert facts["model"] == expected.model
+    views = server.service.catalog.denoiser(Choice("denoise-rgb", 8)).engine_for().settings.views
     assert views == 8
 
 
@@ -227,7 +225,7 @@ def test_maps_are_those_of_the_network_that_restores(server: Server, tmp_path: P
         identifier = server.upload(noisy_image(shape), "a.png", tmp_path)
         click = {"picture": identifier, "row": 3, "column": 13, "sigma": 30.0}
         facts = server.post("/api/maps", **click).json()
-        expected = choose_denoiser(30.0, channels).model
+        expected = choose_denoiser(channels).model
         assert facts["model"] == expected and facts["color"] is (channels == 3)
         assert facts["cell"] == 2
 

@@ -39,8 +39,9 @@ def explain(
         image: as `nlrn.denoise` takes it.
         position: row and column of the pixel.
         sigma: standard deviation of the noise on the 0..255 scale; None estimates it.
-        model: a network, the name of a weight in the package, or a file; None chooses by sigma,
-            for color a network whose maps are of cells of 2 x 2 pixels (`AttentionMaps.cell`).
+        model: a network, the name of a weight in the package, or a file; None takes what denoises
+            such an image, whose maps are of cells of 2 x 2 pixels (`AttentionMaps.cell`). The
+            paper's networks, as "denoise-gray-s25", compare pixels.
         channel: which one of a color image goes through a gray network, red being 0.
         halo: pixels around the neighborhood that take part. With all of the network's `halo` the
             maps are those of the whole image; with the default they were within 1e-4 of them.
@@ -48,9 +49,8 @@ def explain(
     """
     picture = images.as_image(image)
     level = noise_of(picture, sigma).level
-    # "best" is, for gray, the paper's network, which compares pixels; for color cells are.
-    denoiser = Denoiser(AUTO if model is None else model, quality="best")
-    network = denoiser.engine_for(level, 1 if picture.pixels.ndim == 2 else 3).network
+    denoiser = Denoiser(AUTO if model is None else model)
+    network = denoiser.engine_for(1 if picture.pixels.ndim == 2 else 3).network
     check_position(position, (picture.height, picture.width))
     planes = planes_for(picture, network, channel)
     return trace(network, planes, level, around=position, halo=halo, device=device).maps(position)

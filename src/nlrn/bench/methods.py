@@ -253,7 +253,7 @@ def _estimating(restore: Restorer) -> Restorer:
 
 def _denoised_patches(denoiser: Denoiser) -> Restorer:
     def run(degraded: np.ndarray, level: float) -> np.ndarray:
-        network, noisy = denoiser.engine_for(level).network, _batch(degraded)
+        network, noisy = denoiser.engine_for().network, _batch(degraded)
         planes = to_planes(noisy, network.in_channels)
         given = network.condition(planes, level)
         removed = given.removed(restore_patches(network, given.input, denoiser.settings))

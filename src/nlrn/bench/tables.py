@@ -93,8 +93,8 @@ _SR_COLOR = {"NLRN": _SR, "sr-rgb-fast": _SR_FAST, "sr-rgb": _SR_RGB}
 _CLASSIC = ("noisy", "NLM-OpenCV", "NLM-skimage", "NLM", "BM3D-package", "BM3D")
 _FILTERS = ("noisy", "NLM-skimage", "bilateral-skimage", "BM3D-package", "BM3D")
 _COLOR, _GRAY, _CAMERA = (5, 15, 25, 50, 75), (5, 10, 15, 25, 35, 50, 75), (AUTO, 5, 10, 15)
-# What `Denoiser(quality="best")` takes for gray; at the other levels it is denoise-gray-MV.
-_BEST = {
+# The paper's network nearest to a level, the contrast scaled to it.
+_NEAREST = {
     15: "denoise-gray-s15", 25: "denoise-gray-s25", 35: "denoise-gray-s30", 50: "denoise-gray-s50",
     75: "denoise-gray-s70",
 }  # fmt: skip
@@ -156,7 +156,7 @@ TABLES = {
                 "denoise-gray-fast": dict.fromkeys(_GRAY, "denoise-gray-fast"),
                 "denoise-gray": dict.fromkeys(_GRAY, "denoise-gray"),
                 "denoise-gray-MV": dict.fromkeys(_GRAY, "denoise-gray"),
-                "NLRN": _BEST,
+                "NLRN": _NEAREST,
             },
         ),
         Table(

@@ -29,7 +29,7 @@ def write_denoiser(g: Graph, network: Network, image: str, sigma: str, dtype: np
     Args:
         g: where it is written, in float32.
         network: of one or three channels.
-        image: name of gray or RGB images [B, C, H, W].
+        image: name of images [B, C, H, W]: RGB, or gray too if the network is gray.
         sigma: name of noise levels in units of the image that can be expanded to [B, 1, H, W].
         dtype: precision of the network.
     """
@@ -43,7 +43,7 @@ def write_denoiser(g: Graph, network: Network, image: str, sigma: str, dtype: np
     removed = g("Sub", planes, clean)
     if not network.takes_noise_map:
         removed = _limited(g, network, removed, level)
-    alone = g("Or", _flat(g, planes), g("Equal", g("ReduceMean", level, axes=[1, 2, 3]), 0.0))
+    alone = g("Or", _flat(g, planes), g("Equal", level, 0.0))
     removed = g("Where", alone, 0.0, removed)
     return _from_planes(g, network, g("Sub", planes, removed), image)
 
@@ -51,7 +51,7 @@ def write_denoiser(g: Graph, network: Network, image: str, sigma: str, dtype: np
 def _to_planes(g: Graph, network: Network, image: str, sigma: str) -> tuple[str, str]:
     """Images and levels as the network takes them: see `restoration.base.to_planes`."""
     if network.in_channels == 3:
-        return g("Expand", image, [1, 3, 1, 1]), _level_of(g, network, image, sigma, 1)
+        return image, _level_of(g, network, image, sigma, 1)
     channels, height, width = (g.size(image, axis) for axis in (1, 2, 3))
     level = _level_of(g, network, image, sigma, channels)
     shape = g.shape(-1, 1, height, width)
@@ -69,12 +69,7 @@ def _level_of(g: Graph, network: Network, image: str, sigma: str, channels: str 
 
 def _from_planes(g: Graph, network: Network, planes: str, image: str) -> str:
     """What became of the planes, in the shape of the image."""
-    if network.in_channels == 1:
-        return g("Reshape", planes, g("Shape", image))
-    channels = g.size(image, 1)
-    mean = g("ReduceMean", planes, axes=[1])
-    both = g("Where", g("Equal", channels, 1), mean, planes)
-    return g("Slice", both, [0], channels, [1])
+    return g("Reshape", planes, g("Shape", image)) if network.in_channels == 1 else planes
 
 
 def _for_all_levels(g: Graph, network: Network, image: str, level: str) -> Scaled:

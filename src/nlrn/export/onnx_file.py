@@ -46,6 +46,7 @@ def _denoiser(
 ) -> tuple[Tensors, onnx.ValueInfoProto, str]:
     """Inputs, output, and the name of what the output is to hold."""
     channels = network.in_channels
+    shown = "channels" if channels == 1 and not one_input else channels
     if one_input:
         inputs = [_tensor("input", "batch", channels + 1, "height", "width")]
         image = graph("Slice", "input", [0], [channels], [1])
@@ -54,10 +55,9 @@ def _denoiser(
             sigma = graph("ReduceMean", sigma, axes=[2, 3])
     else:
         sides = ("sigma_height", "sigma_width") if network.takes_noise_map else (1, 1)
-        inputs = [_tensor("image", "batch", "channels", "height", "width"),
+        inputs = [_tensor("image", "batch", shown, "height", "width"),
                   _tensor("sigma", "sigma_batch", 1, *sides)]  # fmt: skip
         image, sigma = "image", "sigma"
-    shown = channels if one_input else "channels"
     output = _tensor("result", "batch", shown, "height", "width")
     return inputs, output, write_denoiser(graph, network, image, sigma, dtype)
 

@@ -243,10 +243,11 @@ def flips(count: int) -> Iterator[tuple[Callable[[Tensor], Tensor], Callable[[Te
         turns, flipped = view % 4, view >= 4
 
         def do(x: Tensor, turns: int = turns, flipped: bool = flipped) -> Tensor:
-            return torch.rot90(x.flip(-1) if flipped else x, turns, (-2, -1))
+            x = x.flip(-1) if flipped else x
+            return torch.rot90(x, turns, (-2, -1)) if turns else x  # no turn would be a copy
 
         def undo(x: Tensor, turns: int = turns, flipped: bool = flipped) -> Tensor:
-            x = torch.rot90(x, -turns, (-2, -1))
+            x = torch.rot90(x, -turns, (-2, -1)) if turns else x
             return x.flip(-1) if flipped else x
 
         yield do, undo

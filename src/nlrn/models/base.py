@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -234,7 +235,7 @@ class Network(nn.Module, ABC):
         weights.save(path, card, dataclasses.asdict(self.config), self.state_dict())
 
 
-def noise_map_for(image: Tensor, sigma: float | Tensor) -> Tensor:
+def noise_map_for(image: Tensor, sigma: float | Tensor | np.ndarray) -> Tensor:
     """The noise level of every pixel [B, 1, H, W] of an image [B, C, H, W].
 
     Args:

@@ -4,3 +4,4 @@ from nlrn.noise.level import NoiseEstimate as NoiseEstimate
 from nlrn.noise.level import estimate_noise as estimate_noise
 from nlrn.noise.level import estimate_sigma as estimate_sigma
 from nlrn.noise.level_map import estimate_map as estimate_map
+from nlrn.noise.tone import shared_axis as shared_axis

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from nlrn.noise.blocks import blocks
+
 BLOCK = 8
 MAX_BLOCKS = 2**14  # bounds the time; a megapixel has as many
 LUMA = np.array([0.299, 0.587, 0.114])
@@ -34,9 +36,9 @@ def compression(pixels: np.ndarray) -> float:
     Args:
         pixels: [H, W] or [H, W, C] on the [0, 1] scale.
     """
-    blocks = 255 * _blocks(pixels).astype(np.float64)  # N 8 8 C
-    blocks = blocks[((blocks > 0) & (blocks < 255)).all((1, 2, 3))]  # clipping breaks the steps
-    luma = blocks @ LUMA if blocks.shape[-1] == 3 else blocks[..., 0]
+    parts = 255 * blocks(pixels, BLOCK, MAX_BLOCKS).astype(np.float64)  # N 8 8 C
+    parts = parts[((parts > 0) & (parts < 255)).all((1, 2, 3))]  # clipping breaks the steps
+    luma = parts @ LUMA if parts.shape[-1] == 3 else parts[..., 0]
     coefficients = np.abs(DCT @ luma @ DCT.T)
     found = [_step(coefficients[:, u, v]) / TABLE[u, v] for u, v in FREQUENCIES]
     known = np.array([strength for strength in found if not np.isnan(strength)])
@@ -57,15 +59,3 @@ def _step(magnitudes: np.ndarray) -> float:
     off = np.abs(near - step * np.round(near / step))
     # By chance they would lie evenly between the steps.
     return float(step) if step > 4 and (off < 1).mean() > 0.5 + 1 / step else 0.0
-
-
-def _blocks(pixels: np.ndarray) -> np.ndarray:
-    """JPEG's blocks on an even grid, at most MAX_BLOCKS: [N, 8, 8, C]."""
-    channels = pixels.reshape(*pixels.shape[:2], -1)
-    rows, columns = channels.shape[0] // BLOCK, channels.shape[1] // BLOCK
-    cut = channels[: rows * BLOCK, : columns * BLOCK]
-    grid = cut.reshape(rows, BLOCK, columns, BLOCK, channels.shape[2]).swapaxes(1, 2)
-    stride = 1
-    while -(-rows // stride) * -(-columns // stride) > MAX_BLOCKS:
-        stride += 1
-    return grid[::stride, ::stride].reshape(-1, BLOCK, BLOCK, channels.shape[2])

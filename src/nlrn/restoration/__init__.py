@@ -81,7 +81,8 @@ def denoise(
             batches, with sigma in their units.)
         strength: 1 for the full effect, 0 for none.
         method: "nlrn" for the network, or a classic one: "nlm", "bm3d", "wnnm", "lssc".
-        model: a network, the name of a weight in the package, or a file; None chooses by sigma.
+        model: a network, the name of a weight in the package, or a file; None takes one for gray
+            or for color.
         quality: of what is then chosen: "fast", "balanced", or "best", which is slow.
         settings: tiles, views, precision, device; a classic method knows the device alone.
         progress: called with (done, total) in equal units of work.
@@ -167,15 +168,14 @@ def make_denoiser(
 ) -> Denoiser | ClassicDenoiser:
     """The denoiser for a method; the arguments are those of `denoise`."""
     settings = check_settings(settings)
-    if quality != "balanced" and (model is not None or method != "nlrn"):
-        raise ValueError("quality chooses a model for method nlrn: it means nothing beside model")
     if method == "nlrn":
         name = AUTO if model is None else model
         return Denoiser(name, quality=quality, sigma=sigma, strength=strength, settings=settings)
     if method not in METHODS:
         raise ValueError(f"method must be one of nlrn, {', '.join(METHODS)}, got {method!r}")
-    if model is not None:
-        raise ValueError(f"model is for method nlrn, not for {method}")
+    for name, given in (("model", model is not None), ("quality", quality != "balanced")):
+        if given:
+            raise ValueError(f"{name} is for method nlrn, not for {method}")
     usual = Settings(device=settings.device)
     for name, value in vars(settings).items():
         if value != getattr(usual, name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
@@ -14,15 +15,17 @@ from torch import Tensor
 from torch.nn.functional import max_pool2d
 
 from nlrn.errors import warn
+from nlrn.hardware import CPU, free_memory
 from nlrn.images import Image, from_float, to_float
 from nlrn.images.samples import likely_white
 from nlrn.inference.engine import Engine
 from nlrn.models import Network
-from nlrn.noise import NoiseEstimate, estimate_map, estimate_noise
+from nlrn.models.base import noise_map_for
+from nlrn.noise import NoiseEstimate, estimate_map, estimate_noise, shared_axis
 from nlrn.progress import Progress
 
 LARGEST_SIGMA = 255  # on the 0..255 scale: beyond it there is nothing to find
-FLOAT_RANGE_LIMIT = 16.0  # a float image with values beyond it is hardly on the [0, 1] scale
+FLOAT_RANGE_LIMIT = 16.0  # an image with float values beyond it is not on the [0, 1] scale
 TWELVE_BIT_MAX = 4095  # a 16-bit image with no larger value probably comes from 12 bits
 SAME = 1e-5  # by how much values may differ through rounding alone
 WORTH_MEASURING = 100_000  # pixels of work; fewer are done in a few seconds
@@ -132,11 +135,10 @@ def check_image(image: Image) -> None:
 def noise_of(image: Image, sigma: Sigma) -> NoiseEstimate:
     """The given noise level if it makes sense, the estimated noise if none is given."""
     check_image(image)
+    check_range(image)
     if sigma is None:
         noise = estimate_noise(image.pixels)
-        if noise.level > LARGEST_SIGMA:
-            found = f"noise of sigma {noise.level:.0f} found"
-            raise ValueError(f"{found}: float values are to be in [0, 1]")
+        check_level(noise.level)
         if 1 in (image.height, image.width):
             warn("one row or column is too little to estimate noise")
     else:
@@ -144,7 +146,6 @@ def noise_of(image: Image, sigma: Sigma) -> NoiseEstimate:
         noise = NoiseEstimate(level, white=level, jpeg=0.0)
         if image.pixels.dtype.kind == "f" and 0 < level < 1:
             warn(f"sigma {level:g} is on the 0..255 scale, also for float images: hardly any noise")
-    warn_of_range(image)
     return noise
 
 
@@ -162,13 +163,15 @@ def map_for(x: Tensor) -> Tensor:
     return torch.stack([torch.from_numpy(estimate_map(array))[None] for array in arrays])
 
 
-def warn_of_range(image: Image) -> None:
-    """Warns if the values of a float or 16-bit image are hardly on the scale of its type."""
-    dtype, most = image.pixels.dtype, np.abs(image.pixels).max(initial=0)
+def check_range(image: Image) -> None:
+    """Raises if the values of a float image cannot be on its scale; warns of 16 bits like that."""
+    dtype = image.pixels.dtype
+    if dtype == np.uint8:
+        return
+    most = np.abs(image.pixels).max(initial=0)
     if dtype.kind == "f" and most > FLOAT_RANGE_LIMIT:
-        warn(
-            "float values are to be in [0, 1]; these are far beyond it: divide them by their white"
-        )
+        how = "divide them by their white, or say which it is in the file (white=255)"
+        raise ValueError(f"float values are to be in [0, 1], these reach {most:g}: {how}")
     if dtype == np.uint16 and 0 < most <= TWELVE_BIT_MAX:
         how = f"divide them by it, or read them with white={likely_white(image.pixels)}"
         warn(f"no value is above {most} of 65535: if white is there, {how}")
@@ -178,15 +181,20 @@ def check_batch(x: Tensor) -> None:
     """Raises unless it is a batch of gray or RGB images."""
     if not isinstance(x, Tensor):
         raise ValueError(f"x must be a tensor [B, C, H, W], got {type(x).__name__}")
-    if x.dim() != 4 or x.shape[1] not in (1, 3) or 0 in x.shape:
+    if x.dim() != 4 or x.shape[1] not in (1, 3):
         raise ValueError(f"x must be [B, 1, H, W] or [B, 3, H, W], got {tuple(x.shape)}")
     if not x.is_floating_point():
         raise ValueError(f"x must be floating point in [0, 1], got {x.dtype}")
-    if not x.isfinite().all():
+    if x.numel() == 0:
+        raise ValueError(f"x is empty: {tuple(x.shape)}")
+    most = float(x.detach().abs().max())  # NaN if there is one
+    if not math.isfinite(most):
         raise ValueError("x has NaN or infinite values")
+    if most > FLOAT_RANGE_LIMIT:
+        raise ValueError(f"x is to be in [0, 1], got values up to {most:g}")
 
 
-def batch_levels(x: Tensor, sigma: float | Tensor | None) -> list[float]:
+def batch_levels(x: Tensor, sigma: float | Tensor | np.ndarray | None) -> list[float]:
     """The noise level of each image of a batch on the 0..255 scale; None estimates it.
 
     Args:
@@ -198,29 +206,67 @@ def batch_levels(x: Tensor, sigma: float | Tensor | None) -> list[float]:
         return [check_level(estimate_noise(array).level) for array in arrays]
     sigma = sigma.cpu() if isinstance(sigma, Tensor) else sigma  # not every device has float64
     try:
-        given = torch.as_tensor(sigma, dtype=torch.float64).flatten().tolist()
+        given = torch.as_tensor(None if isinstance(sigma, bool) else sigma, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"sigma must be a number or a tensor [B], got {sigma!r}") from None
-    if len(given) not in (1, len(x)):
-        raise ValueError(f"sigma must be a number or one for each of {len(x)}, got {len(given)}")
-    for level in given:
+    if given.dim() > 1 and given.numel() > 1:
+        known = "a number or [B], or a map [B, 1, H, W] for networks that take one"
+        raise ValueError(f"sigma must be {known}, got {tuple(given.shape)}")
+    levels = given.flatten().tolist()
+    if len(levels) not in (1, len(x)):
+        raise ValueError(f"sigma must be a number or one for each of {len(x)}, got {len(levels)}")
+    _check_units(min(levels), max(levels))
+    return [level * 255 for level in levels] * (len(x) if len(levels) == 1 else 1)
+
+
+def check_map(x: Tensor, sigma: Tensor | np.ndarray) -> Tensor:
+    """The noise level of every pixel of a batch [B, C, H, W] on the 0..255 scale: [B, 1, H, W].
+
+    Args:
+        x: the batch.
+        sigma: a map in the units of x, that can be expanded to all of its pixels.
+    """
+    levels = noise_map_for(x.to(torch.promote_types(x.dtype, torch.float32)), sigma)
+    _check_units(float(levels.min()), float(levels.max()))
+    return levels * 255
+
+
+def _check_units(*levels: float) -> None:
+    for level in levels:
         if not 0 <= level <= 1:
             unit = "sigma must be between 0 and 1, in the units of x (25 of 255 is 0.098)"
             raise ValueError(f"{unit}, got {level:g}")
-    levels = [level * 255 for level in given]
-    return levels * len(x) if len(levels) == 1 else levels
 
 
 def to_planes(x: Tensor, channels: int) -> Tensor:
     """Images [B, C, H, W] for a network of that many input channels.
 
-    A gray network takes the channels of color one by one; a color network takes gray as color.
+    A gray network takes the channels of color one by one; a color network takes gray as color, of
+    which `in_color` makes what it knows.
     """
     if channels not in (1, 3):
         raise ValueError(f"a network of {channels} input channels takes no gray or RGB image")
     if channels == 1:
         return x.reshape(-1, 1, *x.shape[2:])
     return x.expand(-1, 3, -1, -1)
+
+
+def in_color(gray: Tensor, level: float | Tensor) -> tuple[Tensor, float | Tensor]:
+    """Gray images [B, 3, H, W] and the level of their noise, as networks for color know noise.
+
+    They know noise that differs by channel, and take for detail what all channels share. So noise
+    without brightness is added, as much as makes the whole white: root of three times the level.
+    The mean of the channels stays, and what they find in it is what a gray network finds.
+
+    Args:
+        gray: in [0, 1].
+        level: on the 0..255 scale, one or [B, 1, H, W].
+    """
+    generator = torch.Generator(gray.device).manual_seed(0)
+    one = gray[:1]  # for all the same, whatever is beside an image
+    noise = torch.randn(one.shape, generator=generator, device=gray.device, dtype=gray.dtype)
+    level = math.sqrt(3) * (level.to(gray) if isinstance(level, Tensor) else level)
+    return gray + level / 255 * (noise - noise.mean(1, keepdim=True)), level
 
 
 def from_planes(planes: Tensor, like: Tensor) -> Tensor:
@@ -230,9 +276,58 @@ def from_planes(planes: Tensor, like: Tensor) -> Tensor:
     return planes.reshape(like.shape).to(like.dtype)
 
 
+def to_pixels(pixels: Tensor, dtype: np.dtype[Any]) -> np.ndarray:
+    """Restored pixels [H, W] or [H, W, C] as an array of the image's type, as `from_float` does."""
+    if pixels.is_cuda and dtype == np.uint8:  # a quarter of the bytes on their way
+        return (pixels.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
+    return from_float(pixels.cpu().numpy(), dtype)
+
+
 def is_flat(images: Tensor, reach: int) -> Tensor:
     """Where all pixels of [B, C, H, W] that are up to `reach` away are equal, but for rounding."""
-    side = 2 * reach + 1
-    highest = max_pool2d(images, side, stride=1, padding=reach)
-    lowest = -max_pool2d(-images, side, stride=1, padding=reach)
-    return highest - lowest < SAME
+    # Of blocks side by side every window holds a whole one, or the last of its line: where none of
+    # them is flat, which takes one look at every pixel, nothing is.
+    block, both = reach + 1, (images, -images)
+    highest, lowest = (max_pool2d(x, block, stride=block, ceil_mode=True) for x in both)
+    if not (highest + lowest < SAME).any():
+        return torch.zeros_like(images, dtype=torch.bool)
+    highest, lowest = both
+    for side, pad in (((2 * reach + 1, 1), (reach, 0)), ((1, 2 * reach + 1), (0, reach))):
+        highest, lowest = (max_pool2d(x, side, stride=1, padding=pad) for x in (highest, lowest))
+    return highest + lowest < SAME
+
+
+def shows_gray(pixels: np.ndarray) -> bool:
+    """Whether [H, W] or [H, W, 3] is gray, if only three times the same."""
+    if pixels.ndim == 2:
+        return True
+    some = pixels[:: max(1, len(pixels) // 16)]  # where color mostly shows already
+    return all(bool((part == part[..., :1]).all()) for part in (some, pixels))
+
+
+def axis_of(pixels: np.ndarray) -> np.ndarray | None:
+    """By how much the channels of [H, W, 3] share one noise, as `shared_axis`; None for color.
+
+    None for [H, W] too. Gray that is stored as color has ones.
+    """
+    if pixels.ndim == 2:
+        return None
+    return np.ones(3) if shows_gray(pixels) else shared_axis(pixels)
+
+
+def to_batch(pixels: np.ndarray, device: torch.device, copies: int) -> Tensor:
+    """Pixels [H, W] or [H, W, C] as float32 [1, C, H, W], where the network will run if it can be.
+
+    A GPU does what is around the network in no time, where a CPU takes longer than the network.
+
+    Args:
+        pixels: of an image.
+        device: of the network.
+        copies: for how many float32 images of that size there must be room.
+    """
+    there = device.type == "cuda" and 4 * copies * pixels.size <= free_memory(device) // 4
+    if there and pixels.dtype == np.uint8:  # a quarter of the bytes on their way
+        batch = torch.from_numpy(pixels.copy()).to(device).float() / 255
+    else:
+        batch = torch.from_numpy(to_float(pixels)).to(device if there else CPU)
+    return batch.reshape(1, *pixels.shape[:2], -1).permute(0, 3, 1, 2)

@@ -21,12 +21,14 @@ from nlrn.restoration.base import (
     Restored,
     Sigma,
     at_strength,
+    axis_of,
     batch_levels,
     check_batch,
     check_level,
     check_strength,
     noise_facts,
     noise_of,
+    shows_gray,
 )
 
 METHODS: dict[str, Callable[..., np.ndarray]] = {
@@ -88,11 +90,12 @@ class ClassicDenoiser(nn.Module):
         level, facts = noise.level, noise_facts(noise) | {"method": self.method}
         if strength == 0 or level == 0:
             return Restored(at_strength(image, None, strength), facts)
+        axis = axis_of(image.pixels)
         if announce is not None and self.method in SLOW and image.pixels.size >= WORTH_MEASURING:
-            channels = 1 if image.pixels.ndim == 2 else 3
+            channels = 3 if image.pixels.ndim == 3 and axis is None else 1
             announce(self.seconds((image.height, image.width), level, channels))
         noisy = images.to_float(image.pixels)
-        full = self._clean(noisy, level, choose_device(self.device), progress)
+        full = self._clean_along(axis, noisy, level, choose_device(self.device), progress)
         return Restored(at_strength(image, full, strength), facts, full)
 
     def forward(self, x: Tensor, sigma: float | Tensor | None = None) -> Tensor:
@@ -118,9 +121,25 @@ class ClassicDenoiser(nn.Module):
         if self.strength == 0 or level == 0:
             return x.detach().float().cpu()
         device = x.device if x.is_cuda and self.device == "auto" else choose_device(self.device)
-        clean = self._clean(noisy, level, device, None)
+        axis = np.ones(3) if len(x) == 3 and shows_gray(noisy) else None
+        clean = self._clean_along(axis, noisy, level, device, None)
         result = torch.from_numpy(self.strength * clean + (1 - self.strength) * noisy)
         return torch.atleast_3d(result).permute(2, 0, 1)
+
+    def _clean_along(
+        self,
+        axis: np.ndarray | None,
+        noisy: np.ndarray,
+        sigma: float,
+        device: torch.device,
+        progress: Progress | None,
+    ) -> np.ndarray:
+        """The result, of a picture of one tone by way of gray: see `axis_of`."""
+        if axis is None:
+            return self._clean(noisy, sigma, device, progress)
+        axis = axis.astype(np.float32)
+        gray = np.ascontiguousarray(noisy @ (axis / 3))
+        return noisy - axis * (gray - self._clean(gray, sigma, device, progress))[..., None]
 
     def _clean(
         self, noisy: np.ndarray, sigma: float, device: torch.device, progress: Progress | None

@@ -6,16 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nlrn import images, models
+from nlrn import models
 from nlrn.errors import warn
 from nlrn.hardware import choose_device, mind_fork
 from nlrn.images import Image
 from nlrn.inference import Engine, Settings
 from nlrn.inference.settings import check_settings
 from nlrn.models import Network
+from nlrn.models.conditioning import Conditioned
 from nlrn.progress import Progress
 from nlrn.restoration.base import (
     MAP,
@@ -24,22 +26,27 @@ from nlrn.restoration.base import (
     Sigma,
     announce_time,
     at_strength,
+    axis_of,
     batch_levels,
     check_batch,
     check_level,
+    check_map,
     check_strength,
     from_planes,
+    in_color,
     is_flat,
     is_map,
     map_for,
     model_name,
     noise_facts,
     noise_of,
+    to_batch,
     to_planes,
 )
 from nlrn.restoration.choice import Choice, check_quality, choose_denoiser
 
 AUTO = "auto"
+COPIES = 12  # of the image that exist at a time around the network
 FLAT_REACH = 4  # pixels around one that have to be the same for it to be left alone
 WEAK_NOISE = 0.7  # of a model's level; below it BM3D is better (benchmarks/levels.py)
 
@@ -53,7 +60,7 @@ class Denoiser(nn.Module):
 
     Args:
         model: a name of the package (see `nlrn.list_models`), a file, or a network; "auto" chooses
-            by the noise level and the channels.
+            by the channels.
         quality: of what "auto" chooses: "fast", "balanced", or "best", which is slow.
         sigma: standard deviation of the noise on the 0..255 scale, where a call gives none; None
             estimates it for each image, "map" for each pixel (for networks that take a map).
@@ -73,7 +80,7 @@ class Denoiser(nn.Module):
         super().__init__()
         self.sigma: Sigma = sigma if sigma is None or is_map(sigma) else check_level(sigma)
         self.strength, self.settings = check_strength(strength), check_settings(settings)
-        self.quality = check_quality(quality)
+        self.quality = check_quality(quality, beside_model=model != AUTO)
         choose_device(self.settings.device)  # one that is not there is refused before any work
         self.model = model_name(model)
         self._engines: dict[Choice, Engine] = {}
@@ -82,21 +89,21 @@ class Denoiser(nn.Module):
             _check_task(model, self.model)
             self._engines[Choice(self.model)] = Engine(model, self.settings)
         elif self.model != AUTO:
-            self.engine_for(0.0)
+            self.engine_for()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | ({} if self._given else {"_engines": {}})
 
-    def choice_for(self, sigma: float, channels: int = 1) -> Choice:
-        """The model for a noise level on the 0..255 scale and that many channels."""
+    def choice_for(self, channels: int = 1) -> Choice:
+        """The model for images of that many channels."""
         if self.model != AUTO:
             return Choice(self.model)
-        return choose_denoiser(sigma, channels, self.quality)
+        return choose_denoiser(channels, self.quality)
 
-    def engine_for(self, sigma: float, channels: int = 1) -> Engine:
-        """The engine for a noise level on the 0..255 scale and that many channels."""
+    def engine_for(self, channels: int = 1) -> Engine:
+        """The engine for images of that many channels."""
         mind_fork()
-        choice = self.choice_for(sigma, channels)
+        choice = self.choice_for(channels)
         if choice not in self._engines:
             network = models.load(choice.model)
             _check_task(network, choice.model)
@@ -127,51 +134,52 @@ class Denoiser(nn.Module):
         by_map = is_map(asked)
         noise = noise_of(image, None if by_map else asked)
         level = noise.level
-        is_gray = image.pixels.ndim == 2 or bool((image.pixels == image.pixels[..., :1]).all())
-        channels = 1 if is_gray else 3
-        name = self.choice_for(level, channels).model
+        axis = axis_of(image.pixels)
+        channels = 3 if image.pixels.ndim == 3 and axis is None else 1
+        name = self.choice_for(channels).model
         facts = noise_facts(noise) | {"method": "nlrn", "model": name}
         if strength == 0 or (level == 0 and not by_map):
             return Restored(at_strength(image, None, strength), facts)
-        engine, pixels = self.engine_for(level, channels), images.to_float(image.pixels)
-        noisy = torch.from_numpy(pixels).reshape(1, *pixels.shape[:2], -1).permute(0, 3, 1, 2)
-        noisy = noisy[:, :channels]  # gray that is stored as color stays gray
-        planes = to_planes(noisy, engine.network.in_channels)
-        if len(planes) > 1:
+        engine, shape = self.engine_for(channels), image.pixels.shape
+        planes = channels if engine.network.in_channels == 1 else 1
+        if planes > 1:
             facts["by_channel"] = True
         warn_of_weak_noise(engine.network, level)
-        announce_time(engine, (image.height, image.width), len(planes), announce)
+        announce_time(engine, (image.height, image.width), planes, announce)
+        noisy = to_batch(image.pixels, engine.device_for(), COPIES)
+        tone = 1.0 if axis is None else torch.from_numpy(axis).to(noisy).reshape(1, 3, 1, 1)
+        shown = noisy if axis is None else (noisy * tone).mean(1, keepdim=True)
         levels: float | Tensor = level
         if by_map:
             _check_takes_map(engine.network)
             levels = map_for(noisy)
             low, high = float(levels.min()), float(levels.max())
             facts |= {"sigma": round(float(levels.mean()), 2), "sigma_range": [low, high]}
-        given = engine.network.condition(planes, levels)
-        removed = _but_flat(planes, given.removed(engine(given.input, progress)))
-        clean = from_planes(planes - removed, noisy)
-        all_channels = clean[0].expand(1 if pixels.ndim == 2 else pixels.shape[2], -1, -1)
-        full = all_channels.permute(1, 2, 0).reshape(pixels.shape).contiguous().numpy()
+        given = _given(engine.network, shown, levels)
+        clean = noisy - tone * given.removed(engine(given.input, progress))
+        full = clean[0].permute(1, 2, 0).reshape(shape).contiguous().cpu().numpy()
         return Restored(at_strength(image, full, strength), facts, full)
 
     def seconds(self, size: tuple[int, int], sigma: float, channels: int = 1) -> float:
         """How long an image of (H, W) and that many channels will take here, roughly."""
-        engine = self.engine_for(sigma, channels)
+        engine = self.engine_for(channels)
         return engine.seconds(size, channels if engine.network.in_channels == 1 else 1)
 
-    def forward(self, x: Tensor, sigma: float | Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, sigma: float | Tensor | np.ndarray | None = None) -> Tensor:
         """Images without their noise, on x's device and in its dtype; gradients flow to x.
 
         Args:
             x: gray or RGB images [B, C, H, W] in [0, 1].
             sigma: noise level in the units of x (0.1 is 25.5 of 255): a number, [B], or a map
-                [B, 1, H, W] where the model takes one; None takes the denoiser's own.
+                [B, 1, H, W] where the model takes one, which leaves pixels of level 0 as they are;
+                None takes the denoiser's own.
         """
         check_batch(x)
         if sigma is None and self.sigma == MAP:
             sigma = map_for(x).to(x.device) / 255
-        if isinstance(sigma, Tensor) and sigma.dim() == 4:
-            return self._clean(x, float(sigma.mean()) * 255, sigma * 255)
+        if isinstance(sigma, Tensor | np.ndarray) and sigma.ndim == 4:
+            levels_map = check_map(x, sigma)
+            return self._clean(x, float(levels_map.max()), levels_map)
         if sigma is None and isinstance(self.sigma, float):
             sigma = self.sigma / 255
         levels = batch_levels(x, sigma)
@@ -184,21 +192,41 @@ class Denoiser(nn.Module):
         """Images [B, C, H, W] without noise of one level, or of a map, on the 0..255 scale."""
         if self.strength == 0 or level == 0:
             return x.clone()
-        engine = self.engine_for(level, x.shape[1])
+        if x.shape[1] == 3 and torch.equal(x, x[:, :1].expand_as(x)):  # gray, stored as color
+            gray = self._clean(x.mean(1, keepdim=True), level, noise_map)
+            return gray.expand_as(x).contiguous()
+        engine = self.engine_for(x.shape[1])
         network = engine.network
         if noise_map is not None:
             _check_takes_map(network)
         run = engine.differentiable(x) if x.requires_grad and torch.is_grad_enabled() else engine
-        planes = to_planes(x, network.in_channels)
-        exact = torch.promote_types(x.dtype, torch.float32)
-        given = network.condition(planes.to(exact), level if noise_map is None else noise_map)
-        removed = _but_flat(planes, given.removed(run(given.input)))
-        return from_planes(planes - self.strength * removed, x)
+        given = _given(network, x, level if noise_map is None else noise_map)
+        return (x - self.strength * given.removed(run(given.input))).to(x.dtype)
 
     def extra_repr(self) -> str:
         """What `print` shows of it."""
         quality = f", quality={self.quality!r}" if self.model == AUTO else ""
         return f"model={self.model!r}{quality}, sigma={self.sigma}, strength={self.strength:g}"
+
+
+def _given(network: Network, x: Tensor, level: float | Tensor) -> Conditioned:
+    """What a network gets of images [B, C, H, W] with noise of a level on the 0..255 scale.
+
+    What is then to be taken away from them is in float32 or better.
+    """
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    planes, noiseless = to_planes(exact, network.in_channels), None
+    if isinstance(level, Tensor):  # channel by channel the map is that of all three
+        level = level.to(exact).repeat_interleave(len(planes) // len(x), 0)
+        noiseless = level == 0
+    is_gray_in_color = planes.shape[1] > x.shape[1]
+    given = network.condition(*(in_color(planes, level) if is_gray_in_color else (planes, level)))
+
+    def removed(clean: Tensor) -> Tensor:
+        noise = _but_flat(planes, given.removed(clean))
+        return from_planes(noise if noiseless is None else noise.masked_fill(noiseless, 0.0), exact)
+
+    return Conditioned(given.input, removed)
 
 
 def _but_flat(planes: Tensor, removed: Tensor) -> Tensor:

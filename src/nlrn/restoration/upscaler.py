@@ -27,10 +27,13 @@ from nlrn.restoration.base import (
     announce_time,
     check_batch,
     check_image,
+    check_range,
     is_flat,
     model_name,
+    shows_gray,
+    to_batch,
+    to_pixels,
     to_planes,
-    warn_of_range,
 )
 from nlrn.restoration.choice import check_quality, choose_upscaler
 from nlrn.restoration.denoiser import Denoiser
@@ -42,9 +45,10 @@ SMALLEST_FACTOR, LARGEST_FACTOR = 2, 4  # by which super-resolution was trained
 LUMINANCE = np.array([65.481, 128.553, 24.966], np.float32) / 255
 LUMINANCE_OF_BLACK = np.float32(16 / 255)
 RGB_OF_LUMINANCE = np.float32(255 / 219)
+COPIES = 6  # of the result that exist at a time around the network
 FLAT_REACH = 2  # pixels of the image around one that are the same where nothing is changed
 
-Enlarged = tuple[np.ndarray, np.ndarray | None]  # pixels and opacity, float32
+Enlarged = tuple[Tensor, np.ndarray | None]  # pixels [H, W] or [H, W, 3] and opacity, float32
 
 
 class Upscaler(nn.Module):
@@ -75,11 +79,9 @@ class Upscaler(nn.Module):
         self.scale, self.settings = check_scale(scale), check_settings(settings)
         choose_device(self.settings.device)  # one that is not there is refused before any work
         self.model, views = model_name(model), self.settings.views
-        check_quality(quality)
+        check_quality(quality, beside_model=model != AUTO)
         if model == AUTO:
             self.model, views = choose_upscaler(quality)
-        elif quality != "balanced":
-            raise ValueError("quality chooses a model: it means nothing beside one")
         self._run_with = replace(self.settings, views=max(views, self.settings.views))
         self.denoiser = Denoiser(quality=quality, settings=self.settings) if denoise else None
         self._given = isinstance(model, Network)
@@ -141,7 +143,7 @@ class Upscaler(nn.Module):
         scale = self.scale if scale is None else check_scale(scale)
         facts = {"scale": scale, "model": self.model}
         check_image(image)
-        warn_of_range(image)
+        check_range(image)
         if self.denoiser is not None:
             cleaned = self.denoiser.restore(image, announce=announce)
             image, facts["sigma"] = cleaned.image, cleaned.facts["sigma"]
@@ -150,29 +152,32 @@ class Upscaler(nn.Module):
         pixels, opacity = enlarge(image, scale, progress, announce)
         size = (_enlarged(image.height, scale), _enlarged(image.width, scale))
         if pixels.shape[:2] != size:
-            pixels, opacity = resized(pixels, opacity, size=size)
-        return Restored(_like(image, pixels, opacity), facts)
+            shrunk, opacity = resized(pixels.cpu().numpy(), opacity, size=size)
+            pixels = torch.from_numpy(shrunk)
+        alpha = None if opacity is None else images.from_float(opacity, image.pixels.dtype)
+        return Restored(image.with_pixels(to_pixels(pixels, image.pixels.dtype), alpha), facts)
 
     def _directly(
         self, image: Image, scale: float, progress: Progress | None, announce: Announce | None
     ) -> Enlarged:
         """The image by a factor of the network that is at least the scale, if it has one."""
-        engine, colors = self._engine_for(scale), images.to_float(image.pixels)
+        engine, colors, opacity = self._engine_for(scale), image.pixels, None
         factor = engine.network.scale
-        opacity = None
         if image.alpha is not None:
             shown = images.to_float(image.alpha)
+            colors = images.to_float(colors)
             colors = continued(colors, shown if colors.ndim == 2 else shown[..., None])
             opacity = imresize(shown, factor).astype(np.float32).clip(0, 1)
-        batch = torch.from_numpy(np.atleast_3d(colors)).permute(2, 0, 1)[None].contiguous()
-        is_gray = colors.ndim == 2 or bool((batch == batch[:, :1]).all())
+        batch = to_batch(colors, engine.device_for(), COPIES * factor**2).contiguous()
+        is_gray = shows_gray(colors)
         planes = to_planes(batch[:, :1] if is_gray else batch, engine.network.in_channels)
         announce_time(engine, (image.height, image.width), len(planes), announce)
         flat = interpolate(is_flat(planes, FLAT_REACH).float(), scale_factor=factor) > 0
         same = interpolate(planes, scale_factor=factor)
         large = torch.where(flat, same, engine(planes, progress))
         large = large.mean(1).expand(len(batch[0]), -1, -1) if is_gray else large.flatten(0, 1)
-        return large.permute(1, 2, 0).reshape(*large.shape[1:], *colors.shape[2:]).numpy(), opacity
+        size = (*large.shape[1:], *colors.shape[2:])
+        return large.permute(1, 2, 0).reshape(size).contiguous(), opacity
 
     def _by_luminance(
         self, image: Image, scale: float, progress: Progress | None, announce: Announce | None
@@ -189,7 +194,7 @@ class Upscaler(nn.Module):
         if not is_gray:
             change = (result - luminance) * RGB_OF_LUMINANCE
             result = np.add(large, change[..., None], out=large)
-        return result, opacity
+        return torch.from_numpy(result), opacity
 
     def seconds(self, size: tuple[int, int], scale: float | None = None) -> float:
         """How long an image of (H, W) will take here, roughly."""
@@ -212,13 +217,6 @@ class Upscaler(nn.Module):
     def extra_repr(self) -> str:
         """What `print` shows of it."""
         return f"scale={self.scale:g}, model={self.model!r}"
-
-
-def _like(image: Image, pixels: np.ndarray, opacity: np.ndarray | None) -> Image:
-    """Float pixels and opacity as an image of the same type and metadata."""
-    dtype = image.pixels.dtype
-    alpha = None if opacity is None else images.from_float(opacity, dtype)
-    return image.with_pixels(images.from_float(pixels, dtype), alpha)
 
 
 def check_scale(scale: float) -> float:

@@ -11,7 +11,7 @@ from nlrn.images import Image
 from nlrn.inference import Settings
 from nlrn.progress import Progress
 from nlrn.restoration import ClassicDenoiser, Denoiser, Restored, Upscaler
-from nlrn.restoration.choice import Choice, choose_denoiser, choose_upscaler
+from nlrn.restoration.choice import Choice, check_quality, choose_denoiser, choose_upscaler
 from nlrn.web.schema import ModelInfo, RestoreRequest, TaskInfo
 from nlrn.weights import ModelCard
 
@@ -72,25 +72,23 @@ class Catalog:
         task: str,
         model: str | None,
         quality: str = "balanced",
-        sigma: float = 0.0,
         channels: int = 1,
     ) -> Choice:
-        """The model that was asked for, or one for the task, quality, noise and channels."""
+        """The model that was asked for, or one for the task, quality and channels."""
         names = [info.name for info in self.models() if info.task == task]
         if model is None:
             if task == "denoise" and any(name not in self._files for name in names):
-                return choose_denoiser(sigma, channels, quality)
+                return choose_denoiser(channels, quality)
             return Choice(names[0]) if names[0] in self._files else choose_upscaler(quality)
         if model not in names:  # a path, for one, is none of them
             raise ValueError(f"model must be one of {', '.join(names)}, got {model[:40]!r}")
-        if quality != "balanced":
-            raise ValueError("quality chooses a model: it means nothing beside one")
+        check_quality(quality, beside_model=True)
         return Choice(model)
 
-    def choose_for(self, request: RestoreRequest, sigma: float, channels: int) -> Choice:
+    def choose_for(self, request: RestoreRequest, channels: int) -> Choice:
         """What will do a request: a model, or BM3D."""
         if request.method != BM3D:
-            return self.choose(request.task, request.model, request.quality, sigma, channels)
+            return self.choose(request.task, request.model, request.quality, channels)
         if request.task != "denoise" or request.model is not None or request.quality != "balanced":
             raise ValueError("method bm3d is for task denoise, without model and quality")
         return Choice(BM3D)

@@ -82,7 +82,7 @@ class Service:
     def start_restoration(self, upload: Upload, request: RestoreRequest) -> Job:
         """Queues a restoration; what makes no sense is refused at once."""
         task = self.catalog.task(request.task)
-        self.catalog.choose_for(request, 0.0, upload.channels)  # a wrong name
+        self.catalog.choose_for(request, upload.channels)  # a wrong name
         if "scale" in task.controls and upload.size * request.scale**2 > self.max_pixels:
             limit = f"the limit is {self.max_pixels / 1e6:g} million pixels"
             raise ValueError(f"the result of scale {request.scale:g} would be too large: {limit}")
@@ -168,7 +168,7 @@ class Service:
     ) -> tuple[tuple[int, int], Choice, RestoreRequest, float, int]:
         """What a time is estimated from: size, model, request, noise level, channels."""
         sigma = self._sigma(upload, request.sigma, request.noise)
-        choice = self.catalog.choose_for(request, sigma, upload.channels)
+        choice = self.catalog.choose_for(request, upload.channels)
         return (upload.height, upload.width), choice, request, sigma, upload.channels
 
     def _restore(
@@ -176,7 +176,7 @@ class Service:
     ) -> dict[str, Any]:
         noise = request.noise if "noise" in task.controls else 0.0
         sigma = self._sigma(upload, request.sigma, noise)
-        choice = self.catalog.choose_for(request, sigma, upload.channels)
+        choice = self.catalog.choose_for(request, upload.channels)
         given = self.uploads.load(upload, noise)
         restored = self.estimates.restore(given, choice, request, sigma, job.report)
         name = f"{upload.stem}{task.suffix.format(scale=request.scale)}"
@@ -194,7 +194,7 @@ class Service:
         """Loads what the first click and the first image would otherwise wait for."""
         for model in self.catalog.models():
             if model.task == "denoise":
-                network = self.catalog.denoiser(Choice(model.name)).engine_for(25.0).network
+                network = self.catalog.denoiser(Choice(model.name)).engine_for().network
                 with contextlib.suppress(ValueError):  # of some networks there are no maps
                     self.map_cache.warm_up(network, job.report)
                     break
@@ -219,11 +219,11 @@ class Service:
         """What a click asks for: the network is the one that restores such a picture."""
         sigma = self._sigma(upload, request.sigma, request.noise)
         model, quality = request.model, request.quality
-        choice = self.catalog.choose("denoise", model, quality, sigma, upload.channels)
+        choice = self.catalog.choose("denoise", model, quality, upload.channels)
         return TraceKey(upload.id, request.noise, sigma, choice.model, request.channel)
 
     def _network(self, key: TraceKey) -> Network:
-        return self.catalog.denoiser(Choice(key.model)).engine_for(key.sigma).network
+        return self.catalog.denoiser(Choice(key.model)).engine_for().network
 
     def _sigma(self, upload: Upload, sigma: float | None, noise: float) -> float:
         return self.uploads.noise_in(upload, noise).level if sigma is None else sigma
