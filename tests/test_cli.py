@@ -218,6 +218,19 @@ def test_version() -> None:
     assert nlrn("--version").stdout.strip() == f"nlrn {__version__}"
 
 
+@pytest.mark.filterwarnings("always:one row")
+def test_a_warning_is_one_line_without_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = str(picture(tmp_path / "a.png", (1, 1)))
+    command = ["nlrn", "explain", source, "--at", "0,0", "-o", str(tmp_path / "maps.png")]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    expected = "warning: one row or column is too little to estimate noise\n"
+    assert stop.value.code == 0 and capsys.readouterr().err == expected
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

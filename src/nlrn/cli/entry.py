@@ -7,8 +7,9 @@ import math
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,6 +32,7 @@ def main() -> None:
     if len(sys.argv) == 1:
         sys.argv.append("--help")
     _mend_streams()
+    warnings.showwarning = _show_warning
     try:
         code = app(prog_name="nlrn", standalone_mode=False)
         sys.stdout.flush()
@@ -55,6 +57,11 @@ def main() -> None:
 def _fail(message: str) -> int:
     typer.echo(f"error: {message}", err=True)
     return 2
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A line without the place in the source, which is nothing to whoever types commands."""
+    typer.echo(f"warning: {message}", err=True)
 
 
 def _mend_streams() -> None:
