@@ -96,6 +96,9 @@ def test_the_file_before_is_kept_under_another_name(tmp_path: Path) -> None:
 def test_missing_folder_and_a_folder_of_that_name(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"No such file or directory: '.*nowhere/a'$"):
         atomic.write_bytes(tmp_path / "nowhere" / "a", b"")
+    missing = pytest.raises(FileNotFoundError, match=r"No such file or directory: '.*nowhere/a'$")
+    with missing, atomic.new_file(tmp_path / "nowhere" / "a"):
+        pass
     (tmp_path / "b").mkdir()
     with pytest.raises(OSError, match=r"Is a directory: '.*/b'$"):
         atomic.write_bytes(tmp_path / "b", b"")

@@ -70,6 +70,9 @@ def test_a_level_for_each_pixel_or_image(name: str) -> None:
     levels = torch.linspace(0.02, 0.25, 22).expand(2, 1, 17, 22).contiguous()
     assert difference(model, image, levels) < 1e-5
     assert difference(model, image, torch.tensor([0.05, 0.2])) < 1e-5
+    levels[1] *= 4  # beyond the training, in one of the two
+    levels[..., :7] = 0
+    assert difference(model, image, levels) < 1e-5
 
 
 @pytest.mark.parametrize("sigma", [2.0, 10.0, 21.0, 23.0, 25.0, 60.0])
@@ -237,18 +240,23 @@ runpy.run_path({script!r})
 """
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_the_example_needs_no_torch(channels: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("channels", "name"), [(1, "residual"), (3, "residual"), (1, "residual-rgb")]
+)
+def test_the_example_needs_no_torch(channels: int, name: str, tmp_path: Path) -> None:
     from PIL import Image
 
     model, source, target = (tmp_path / n for n in ("m.onnx", "in.png", "out.png"))
-    export(network("residual"), model)
+    export(network(name), model)
     pixels = (noisy(19, 26, channels).numpy() * 255).astype(np.uint8)
     Image.fromarray(pixels.squeeze()).save(source)
     script = ALONE.format(script=str(EXAMPLES / "onnx_denoise.py"))
     command = [sys.executable, "-c", script, "-", model, source, target, "20"]
     subprocess.run([str(c) for c in command], check=True, capture_output=True)
     given = torch.from_numpy(pixels).permute(2, 0, 1)[None] / 255
-    expected = denoised(network("residual"), given, 20 / 255)[0].clip(0, 1).transpose(1, 2, 0) * 255
+    if name == "residual-rgb":
+        assert np.asarray(Image.open(target)).shape == (19, 26, 3)
+        return
+    expected = denoised(network(name), given, 20 / 255)[0].clip(0, 1).transpose(1, 2, 0) * 255
     found = np.asarray(Image.open(target)).reshape(expected.shape)
     assert np.abs(found - expected).max() < 0.51

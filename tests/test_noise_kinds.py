@@ -59,6 +59,23 @@ def test_smoothed_noise_is_correlated_and_its_level_higher():
     assert found.level < 20
 
 
+@pytest.mark.parametrize("side", [262, 263, 300])
+def test_smoothed_noise_is_found_where_part_is_black(side):
+    """Whatever share of the patches is read, and left when those that are clipped are out."""
+    noise = smoothed(np.random.default_rng(0).normal(0, 40 / 255, (side, side)))
+    image = noisy(0.5 + noise, 1)
+    image[: side // 4] = 0
+    assert estimate_noise(np.clip(image, 0, 1)).level > 10
+
+
+@pytest.mark.parametrize(("picture", "sigma"), [(camera, 40), (chelsea, 15)])
+def test_smoothed_noise_on_photographs_is_found(picture, sigma):
+    pixels = picture()[:300, :300] / 255
+    pixels = pixels if pixels.ndim == 2 else pixels.mean(2)
+    noise = smoothed(np.random.default_rng(0).normal(0, sigma / 255, pixels.shape))
+    assert estimate_noise(np.clip(pixels + noise, 0, 1)).level > 0.5 * sigma
+
+
 @pytest.mark.parametrize("side", [64, 100, 160, 320])
 @pytest.mark.parametrize("picture", [gravel, chelsea, camera], ids=lambda picture: picture.__name__)
 def test_texture_is_not_taken_for_noise(picture, side):

@@ -101,14 +101,25 @@ def test_only_the_last_sizes_are_kept(recorded_sizes: list[tuple[int, ...]]) -> 
     assert len(recorded_sizes) == len(widths) + 1, "what was forgotten is new again"
 
 
-@pytest.mark.parametrize("fault", ["raises", "differs"])
+@pytest.mark.parametrize(("sizes", "recordings"), [(1, 1), (4, 4), (5, 0), (8, 0)])
+def test_sizes_in_turn_do_not_drive_each_other_out(
+    sizes: int, recordings: int, recorded_sizes: list[tuple[int, ...]]
+) -> None:
+    run = Recorded(Halving(), CPU, lambda height, width: 0)
+    for width in [*range(3, 3 + sizes)] * 6:
+        run(torch.rand(1, 1, 4, width))
+    assert len(recorded_sizes) == recordings <= MOST_RECORDINGS
+
+
+@pytest.mark.parametrize("fault", ["raises", "differs", "is no number"])
 def test_what_cannot_be_recorded_runs_all_the_same(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def record(network: nn.Module, image: Tensor) -> Recording:
         if fault == "raises":
             raise RuntimeError("operation not permitted when stream is capturing")
-        return Recording(image.clone(), torch.ones_like(image), lambda: None, steps=2)
+        result = torch.full_like(image, 1 if fault == "differs" else torch.nan)
+        return Recording(image.clone(), result, lambda: None, steps=2)
 
     monkeypatch.setattr(recorded, "record", record)
     run, image = Recorded(Halving(), CPU, lambda height, width: 0), torch.rand(1, 1, 4, 6)

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nlrn.images import Image, to_float
+from nlrn.images import Image, from_float, to_float
 from nlrn.inference import Settings
+from nlrn.noise.tone import shows_gray
 from nlrn.restoration import Denoiser, Upscaler
-from nlrn.restoration.base import SAME, is_flat, shows_gray, to_batch
+from nlrn.restoration.base import SAME, is_flat, to_batch
 
 CPU = torch.device("cpu")
 
@@ -108,3 +109,44 @@ def test_a_gpu_restores_as_the_cpu_does(kind: str, dtype: type) -> None:
         assert difference.max() < 1.1 / 255 and difference.mean() < 2e-4
         assert fast.image.pixels.dtype == dtype
     assert not on_gpu[0].image.pixels[:16, :26].any()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_floats_become_whole_numbers_whatever_their_size(dtype: str) -> None:
+    values = np.array([-1, 0, 0.5, 1, 2], dtype)
+    assert from_float(values, np.uint16).tolist() == [0, 0, 32768, 65535, 65535]
+    assert from_float(np.array([0, 1, 7]), np.uint8).tolist() == [0, 255, 255]
+
+
+@pytest.mark.parametrize("values", [(-20.0, 0.5), (0.5, 20.0)], ids=str)
+def test_floats_on_another_scale_are_refused(values: tuple[float, float]) -> None:
+    pixels = np.array([values, values], np.float32)
+    for restoration in (Denoiser(quality="fast"), Upscaler(2, quality="fast")):
+        with pytest.raises(ValueError, match=r"to be in \[0, 1\], these reach 20"):
+            restoration.restore(Image(pixels))
+
+
+def test_more_noise_than_there_can_be_is_said_of_the_values() -> None:
+    pixels = 8 * np.random.default_rng(0).random((40, 50)).astype(np.float32)
+    words = r"noise of sigma [0-9]+ found, above 255: values are to be in \[0, 1\]"
+    with pytest.raises(ValueError, match=words):
+        Denoiser(quality="fast").restore(Image(pixels))
+    with pytest.raises(ValueError, match=words):
+        Denoiser(quality="fast")(torch.from_numpy(pixels)[None, None])
+
+
+def test_maps_that_torch_has_no_view_of() -> None:
+    denoiser, x = Denoiser(quality="fast"), torch.rand(1, 1, 16, 20)
+    levels = np.linspace(0.05, 0.2, 20, dtype=np.float32)[::-1] * np.ones((1, 1, 16, 1))
+    frozen = np.ascontiguousarray(levels, np.float32)
+    frozen.flags.writeable = False
+    assert torch.equal(denoiser(x, levels[..., ::-1][..., ::-1]), denoiser(x, frozen))
+    with pytest.raises(ValueError, match="sigma must be a map of numbers"):
+        denoiser(x, np.full((1, 1, 16, 20), "a"))
+
+
+def test_sixteen_bits_are_warned_of_once() -> None:
+    pixels = np.random.default_rng(0).integers(0, 4000, (24, 24)).astype(np.uint16)
+    with pytest.warns(UserWarning, match="no value is above") as caught:
+        Upscaler(2, quality="fast", denoise=True).restore(Image(pixels))
+    assert len(caught) == 1

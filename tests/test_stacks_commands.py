@@ -20,8 +20,9 @@ from stack_files import HEIGHT, WIDTH, Darker, noisy, ome_file, samples
 
 from nlrn import images
 from nlrn.images import Image
+from nlrn.noise import tone_of
 from nlrn.restoration import ClassicDenoiser, Denoiser, restore_pages
-from nlrn.restoration.stacks import noise_levels
+from nlrn.restoration.stacks import channel_noise
 from nlrn.stacks import open_stack
 
 FAST = ("--method", "nlm")
@@ -56,7 +57,7 @@ def test_the_level_of_a_channel_is_measured_on_a_few_of_its_pages(tmp_path: Path
             return page(number)
 
         source.read = counted
-        levels = noise_levels(stack)
+        levels = {channel: noise.level for channel, noise in channel_noise(stack).items()}
     assert read == [0, 4, 8, 12, 16, 1, 5, 9, 13, 17]
     assert levels == pytest.approx({0: 6, 1: 18}, rel=0.15)
 
@@ -69,6 +70,22 @@ def test_every_page_of_a_channel_gets_its_level(tmp_path: Path, given: float | N
         levels = [restored.facts["sigma"] for restored in restore_pages(stack, denoiser)]
     assert len(levels) == 12 and len(set(levels[::2])) == len(set(levels[1::2])) == 1
     assert (levels[0] == levels[1] == 12) if given else levels[1] > 2 * levels[0]
+
+
+@pytest.mark.parametrize("given", [None, 15.0])
+def test_pages_in_color_are_of_one_tone_all_or_none(tmp_path: Path, given: float | None) -> None:
+    """The color of their noise is so weak that by themselves some would be taken for gray."""
+    generator = np.random.default_rng(0)
+    gray = 110 + generator.normal(0, 15, (10, 64, 72, 1))
+    pages = gray + generator.normal(0, 2, (10, 64, 72, 3))
+    pages[3] = pages[3].mean(2, keepdims=True)  # one that is gray
+    pages = pages.round().clip(0, 255).astype(np.uint8)
+    assert len({tone_of(page) is None for page in pages}) == 2
+    tifffile.imwrite(tmp_path / "a.tif", pages, photometric="rgb")
+    with open_stack(tmp_path / "a.tif") as stack:
+        denoiser = Denoiser(quality="fast", sigma=given)
+        used = [page.facts["model"] for page in restore_pages(stack, denoiser)]
+    assert used.pop(3) == "denoise-gray-fast" and len(set(used)) == 1
 
 
 def test_a_page_is_restored_as_the_same_image_alone(tmp_path: Path, model: str) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
+import PIL.Image
 import pytest
 import skimage.data
 import torch
 
 import nlrn
 from nlrn.images import Image
-from nlrn.noise import shared_axis
+from nlrn.noise import estimate_noise, tone_of
+from nlrn.noise.tone import GRAY, shared_axis
 from nlrn.restoration import ClassicDenoiser, Denoiser
 from nlrn.restoration.base import in_color
 
@@ -54,6 +58,65 @@ def test_color_has_no_such_axis(name: str, sigma: float) -> None:
     photo = getattr(skimage.data, name)().astype(float)
     for part in (photo, photo[:64, :64], photo[100:133, 200:231]):
         assert shared_axis(rounded(noisy(part, sigma))) is None
+
+
+def test_one_tone_is_so_at_every_scale() -> None:
+    """As after a camera's JPEG, which keeps the color of what is coarse: gray in detail alone."""
+    gray = noisy(CLEAN, 10)[..., None] * np.ones(3)
+    blocks = np.random.default_rng(5).normal(0, 12, (8, 10, 3)).repeat(8, 0).repeat(8, 1)
+    assert shared_axis(rounded(gray)) is not None
+    assert shared_axis(rounded(gray + blocks)) is None
+
+
+def test_the_axis_is_that_of_the_finest_noise() -> None:
+    fine = np.random.default_rng(6).normal(0, 20, (96, 96, 1)) * [1, 1, 1]
+    coarse = np.random.default_rng(7).normal(0, 40, (12, 12, 1)).repeat(8, 0).repeat(8, 1)
+    axis = shared_axis(rounded(120 + fine + coarse * [1, 0.85, 0.75]))
+    assert axis is not None and axis == pytest.approx(np.ones(3), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("dark", "light"),
+    [((0, 0, 1), (1, 1, 0)), ((0, 1, 0.5), (1, 0, 0.5)), ((0, 0, 0), (0, 1, 0)),
+     ((0, 0, 0), (1, 0.5, 0.2))],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("method", ["nlrn", "bm3d"])
+def test_any_two_colors_are_denoised_as_gray_is(
+    dark: tuple[float, ...], light: tuple[float, ...], method: str
+) -> None:
+    def toned(gray: np.ndarray) -> np.ndarray:
+        return 255 * np.array(dark) + gray[..., None] * np.subtract(light, dark)
+
+    picture = rounded(toned(noisy(CLEAN, 25)))
+    channel = 25 * np.abs(np.subtract(light, dark)).max()
+    assert estimate_noise(picture).level == pytest.approx(channel, rel=0.15)
+    denoiser = ClassicDenoiser(method) if method == "bm3d" else Denoiser(quality="fast")
+    for sigma in (None, channel):
+        found = denoiser.restore(Image(picture), sigma)
+        gained = psnr(found.image.pixels, toned(CLEAN)) - psnr(picture, toned(CLEAN))
+        assert gained > 7 and found.facts["sigma"] == pytest.approx(channel, rel=0.15)
+
+
+def test_gray_stored_as_color_has_the_level_of_gray() -> None:
+    gray = skimage.data.camera()[:240, :256]
+    buffer = io.BytesIO()
+    PIL.Image.fromarray(gray).save(buffer, "JPEG", quality=50)
+    gray = np.asarray(PIL.Image.open(buffer))
+    assert tone_of(np.repeat(gray[..., None], 3, axis=2)) is GRAY
+    assert estimate_noise(np.repeat(gray[..., None], 3, axis=2)) == estimate_noise(gray)
+    assert estimate_noise(gray).level > 8
+
+
+def test_a_map_of_one_tone_is_that_of_its_gray_picture() -> None:
+    clean = skimage.data.camera()[100:260, 180:350].astype(float)
+    picture = rounded(noisy(clean, 20)[..., None] * (0, 1, 0))
+    found = Denoiser(quality="fast").restore(Image(picture), "map")
+    assert found.facts["sigma"] == pytest.approx(20, rel=0.15)
+    assert (
+        psnr(found.image.pixels, clean[..., None] * (0, 1, 0))
+        > psnr(picture, clean[..., None] * (0, 1, 0)) + 5
+    )
 
 
 @pytest.mark.parametrize("size", [(1, 1), (15, 40), (16, 16), (33, 1)], ids=str)
@@ -113,6 +176,29 @@ def test_gray_tensors_in_a_color_network_do_not_mind_their_neighbors() -> None:
     as_color = denoiser(x.repeat(1, 3, 1, 1), 0.1)
     assert as_color.shape == (3, 3, 20, 24)
     assert torch.allclose(as_color, denoiser(x, 0.1).expand_as(as_color), atol=1e-5)
+
+
+@pytest.mark.parametrize("denoiser", [Denoiser(quality="fast"), ClassicDenoiser("nlm")], ids=str)
+def test_gray_beside_color_is_denoised_as_alone(denoiser: Denoiser | ClassicDenoiser) -> None:
+    gray = torch.rand(2, 1, 20, 24, generator=torch.Generator().manual_seed(0)).repeat(1, 3, 1, 1)
+    color = torch.rand(1, 3, 20, 24, generator=torch.Generator().manual_seed(1))
+    batch = torch.cat([gray[:1], color, gray[1:]])
+    alone = torch.cat([denoiser(one[None], 0.1) for one in batch])
+    torch.testing.assert_close(denoiser(batch, 0.1), alone, rtol=0, atol=1e-5)
+    as_gray = denoiser(gray[:, :1], 0.1).expand_as(gray)
+    torch.testing.assert_close(denoiser(batch, 0.1)[::2], as_gray, rtol=0, atol=1e-5)
+
+
+def test_maps_go_with_their_images() -> None:
+    denoiser = Denoiser(quality="fast")
+    gray = torch.rand(1, 1, 20, 24, generator=torch.Generator().manual_seed(0)).repeat(1, 3, 1, 1)
+    color = torch.rand(1, 3, 20, 24, generator=torch.Generator().manual_seed(1))
+    batch = torch.cat([color, gray, color])
+    level = torch.tensor([0.1, 0.2, 0.9]).reshape(3, 1, 1, 1).repeat(1, 1, 20, 24)
+    level[1, :, :, :9] = 0
+    alone = torch.cat([denoiser(x[None], m[None]) for x, m in zip(batch, level, strict=True)])
+    torch.testing.assert_close(denoiser(batch, level), alone, rtol=0, atol=1e-5)
+    assert torch.equal(alone[1, :, :, :9], batch[1, :, :, :9])
 
 
 def test_gradients_reach_all_channels_of_gray() -> None:

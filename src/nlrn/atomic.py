@@ -27,12 +27,11 @@ def write_bytes(
     """
     temporary = _temporary(path)
     try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            _sync(file)
-        _rename(temporary, path, overwrite, previous)
-    except OSError as error:  # named after the file that was asked for, not the temporary one
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        with _errors_named(path):
+            with temporary.open("xb") as file:
+                file.write(data)
+                _sync(file)
+            _rename(temporary, path, overwrite, previous)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -50,16 +49,19 @@ def new_file(path: Path, *, overwrite: bool = True) -> Iterator[IO[bytes]]:
     Arguments and errors as those of `write_bytes`.
     """
     temporary = _temporary(path)
-    unnamed = _unnamed(path)
-    with unnamed or temporary.open("x+b") as file:
+    with _errors_named(path):
+        unnamed = _unnamed(path)
+        opened = unnamed or temporary.open("x+b")
+    with opened as file:
         try:
             yield file
-            _sync(file)
-            if unnamed:  # linkat follows /proc's link to the file only if a folder is given too
-                number = file.fileno()
-                os.link(f"/proc/self/fd/{number}", temporary, src_dir_fd=number)
-            file.close()
-            _rename(temporary, path, overwrite)
+            with _errors_named(path):
+                _sync(file)
+                if unnamed:  # linkat follows /proc's link to the file only if a folder is given too
+                    number = file.fileno()
+                    os.link(f"/proc/self/fd/{number}", temporary, src_dir_fd=number)
+                file.close()
+                _rename(temporary, path, overwrite)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -84,6 +86,15 @@ def new_folder(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
             old.rename(path)
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _errors_named(path: Path) -> Iterator[None]:
+    """Names errors after the file that was asked for, not the temporary one."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _temporary(path: Path) -> Path:

@@ -17,8 +17,9 @@ from nlrn.attention_maps.figure import COLORS, figure
 from nlrn.attention_maps.trace import HALO, AttentionMaps, Trace, check_position, trace
 from nlrn.images import Image
 from nlrn.models import Network
-from nlrn.restoration.base import noise_of, to_planes
-from nlrn.restoration.denoiser import AUTO, Denoiser
+from nlrn.noise import tone_of
+from nlrn.restoration.base import AUTO, noise_of, to_planes
+from nlrn.restoration.denoiser import Denoiser
 
 __all__ = ["COLORS", "HALO", "AttentionMaps", "Trace", "explain", "figure", "planes_for", "trace"]
 
@@ -48,7 +49,10 @@ def explain(
         device: "auto" takes a GPU where there is one.
     """
     picture = images.as_image(image)
-    level = noise_of(picture, sigma).level
+    level, tone = noise_of(picture, sigma).level, tone_of(picture.pixels)
+    if tone is not None:  # a gray network removes its noise
+        picture = Image(tone.gray(images.to_float(picture.pixels)))
+        level /= tone.strongest
     denoiser = Denoiser(AUTO if model is None else model)
     network = denoiser.engine_for(1 if picture.pixels.ndim == 2 else 3).network
     check_position(position, (picture.height, picture.width))

@@ -22,7 +22,7 @@ PAPER = "Liu et al., Non-Local Recurrent Network for Image Restoration, NeurIPS 
 DOI = "10.48550/arXiv.1806.02919"
 VALIDATION = "\n## Validation\n\nPSNR on images that the model has never seen:\n\n"
 DENOISER = """\
-`image` is gray or RGB in [0, 1], `sigma` the standard deviation of its noise in the
+`image` is {kind} in [0, 1], `sigma` the standard deviation of its noise in the
 same units; all sizes are taken. White Gaussian noise is expected.
 """
 UPSCALER = "`image` is in [0, 1]; all sizes are taken. It should be sharp and without noise.\n"
@@ -133,11 +133,11 @@ def _file(files: dict[str, bytes], name: str) -> dict[str, str]:
 
 
 def _readme(network: Network) -> str:
-    card = network.card
+    card, kind = network.card, "RGB" if network.in_channels == 3 else "gray or RGB"
     figures = "".join(f"- {name}: {value:.2f} dB\n" for name, value in card.psnr.items())
     return (
         f"# {_name(network)}\n\n{card.description}\n\n"
-        f"{UPSCALER if network.factors else DENOISER}"
+        f"{UPSCALER if network.factors else DENOISER.format(kind=kind)}"
         f"A pixel can change the result up to {network.halo} pixels away; tiles that overlap by\n"
         f"{min(HALO, network.halo)} hardly differ from the whole image.\n"
         f"{VALIDATION + figures if figures else ''}"

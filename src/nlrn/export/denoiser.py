@@ -1,4 +1,7 @@
-"""A denoiser in ONNX: what `nlrn.Denoiser` does with a batch, with one network."""
+"""A denoiser in ONNX: what `nlrn.Denoiser` does with a batch, with one network.
+
+But for RGB with equal channels, which it does not take for gray.
+"""
 
 from __future__ import annotations
 

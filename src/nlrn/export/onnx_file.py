@@ -90,7 +90,8 @@ def _about_denoiser(network: Network) -> dict[str, str]:
     sigma = "standard deviation of the noise in the units of the image, [1, 1, 1, 1]"
     if network.takes_noise_map:
         sigma += " or a map [batch, 1, height, width]"
-    return {"image": "gray or RGB [batch, 1 or 3, height, width] in [0, 1]", "sigma": sigma}
+    kind = "RGB [batch, 3" if network.in_channels == 3 else "gray or RGB [batch, 1 or 3"
+    return {"image": f"{kind}, height, width] in [0, 1]", "sigma": sigma}
 
 
 def _about_upscaler(network: Network) -> dict[str, str]:

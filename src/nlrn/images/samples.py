@@ -145,6 +145,7 @@ def from_float(array: Array, dtype: DTypeLike) -> Array:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
     if dtype.kind == "f":
         return array.astype(dtype)
+    array = array.astype(np.result_type(array.dtype, np.float32), copy=False)
     if np.isnan(array.min(initial=1)):
         raise ValueError(f"NaN cannot become {dtype}")
     values = np.clip(array, 0, 1)

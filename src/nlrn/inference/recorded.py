@@ -18,7 +18,9 @@ from nlrn.errors import one_line, warn
 
 MOST_BYTES = 2**30  # that a recording may keep; larger images keep the device busy by themselves
 MOST_RECORDINGS = 4
-RECENT = 8  # a size is worth recording if it was among so many calls before: eight views have two
+# A size is worth recording if it was among so many others before: eight views have two. Not more
+# than are kept, or one would drive out the other.
+RECENT = MOST_RECORDINGS
 SAME = 1e-3  # how far a recording may be off what the network gives, for values in [0, 1]
 Key = tuple[torch.Size, torch.dtype, int]
 
@@ -67,8 +69,9 @@ class Recorded:
         """
         with self._lock:
             recording = self._recording_for(image) if self._can_record else None
-            result = None if recording is None else recording(image)
-        if recording is None or result is None:
+            if recording is not None:
+                result = recording(image)
+        if recording is None:
             restored: Tensor = self.network(image, on_step)
             return restored
         if on_step is not None:
@@ -94,13 +97,14 @@ class Recorded:
         if key not in self._recent:
             self._recent.append(key)  # this call compiles what has to be compiled
             return None
+        self._recent.remove(key)  # driven out, it has to come twice again
         try:
             recording = record(self.network, image)
         except RuntimeError as error:
             self._give_up(one_line(error))
             return None
         difference = float((recording(image) - self.network(image)).abs().max())
-        if difference > SAME:
+        if not difference <= SAME:  # NaN neither
             self._give_up(f"the result differs by {difference:.2g}")
             return None
         self._recordings[key] = recording

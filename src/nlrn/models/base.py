@@ -154,15 +154,18 @@ class Network(nn.Module, ABC):
         if not self.takes_noise_map:
             return for_one_level(image, sigma, self.card.sigma)
         level = torch.as_tensor(sigma, device=image.device, dtype=image.dtype) / 255
-        scale = 1.0
-        if self.card.sigma_range is not None:  # beyond it the contrast is lowered
-            scale = min(1.0, self.card.sigma_range[1] / 255 / max(float(level.max()), 1e-9))
-        given = self.input_for(image if scale == 1 else 0.5 + (image - 0.5) * scale, level * scale)
+        if self.card.sigma_range is not None:
+            highest = self.card.sigma_range[1] / 255
+            if bool((level > highest).any()):  # the contrast is lowered, of each image by itself
+                return self._lowered(image, level, highest)
+        return Conditioned(self.input_for(image, level), lambda restored: image - restored)
 
-        def removed(restored: Tensor) -> Tensor:
-            return image - (restored if scale == 1 else 0.5 + (restored - 0.5) / scale)
-
-        return Conditioned(given, removed)
+    def _lowered(self, image: Tensor, level: Tensor, highest: float) -> Conditioned:
+        """`condition` for levels in units of the image, some of which the network does not know."""
+        level = level if level.dim() == 4 else level.reshape(-1, 1, 1, 1)
+        scale = (highest / level.amax((1, 2, 3), keepdim=True)).clamp(max=1)
+        given = self.input_for(0.5 + (image - 0.5) * scale, level * scale)
+        return Conditioned(given, lambda restored: image - (0.5 + (restored - 0.5) / scale))
 
     def with_border(self, border: str) -> Self:
         """The same parameters with neighbourhoods that do something else at the image's edge."""

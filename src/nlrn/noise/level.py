@@ -8,6 +8,7 @@ import numpy as np
 
 from nlrn import images
 from nlrn.noise.jpeg import LUMA, compression
+from nlrn.noise.tone import tone_of
 from nlrn.noise.white import ChannelNoise, estimate_channel
 
 # What a denoiser is best told of an image in a JPEG: this times the strength of the compression, at
@@ -19,6 +20,8 @@ GRAY_SHARE = float(np.linalg.norm(LUMA))  # of noise that differs by channel, wh
 @dataclass(frozen=True)
 class NoiseEstimate:
     """What was found about the noise of an image; levels are on the 0..255 scale.
+
+    In a picture of one tone (`nlrn.noise.tone`) they are those of its strongest channel.
 
     Attributes:
         level: what a denoiser made for white noise is to be told, so that it removes this noise.
@@ -85,6 +88,15 @@ def estimate_noise(image: images.ImageLike) -> NoiseEstimate:
         image: as `estimate_sigma` takes it.
     """
     pixels = _pixels(image)
+    tone = tone_of(pixels)
+    if tone is not None:
+        found = _estimate(tone.gray(pixels))
+        return NoiseEstimate(found.level * tone.strongest, found.white * tone.strongest, found.jpeg)
+    return _estimate(pixels)
+
+
+def _estimate(pixels: np.ndarray) -> NoiseEstimate:
+    """The noise of [H, W], or of [H, W, C] whose channels have noise of their own."""
     channels, strength = _channels(pixels), compression(pixels)
     jpeg_level = min(JPEG_LEVEL * strength, LARGEST_JPEG_LEVEL)
     if pixels.ndim == 2 or pixels.shape[2] == 1:

@@ -18,8 +18,8 @@ TEXTURE_QUANTILE = 81.82
 MIN_PATCHES = 4 * DIM
 # Fewer than this tell how strong the noise is, not whether it is white.
 MANY_PATCHES = 16 * DIM
-# In an image of fewer (134 x 134 pixels) texture cannot be told from smoothed noise.
-ENOUGH_PATCHES = 2**14
+# In an image of fewer pixels texture cannot be told from smoothed noise.
+ENOUGH_PIXELS = 134 * 134
 # The median eigenvalue over the noise's variance, roots of both. For white noise it is below 1.3 on
 # every image of BSD68 and Set12 from sigma 2 on, for that of a camera 1.8 to 7.
 WHITE_SPREAD = 1.45
@@ -60,7 +60,7 @@ def estimate_channel(channel: np.ndarray) -> ChannelNoise:
     if len(patches) < MIN_PATCHES:
         difference = _median_difference(channel)
         return ChannelNoise(difference, difference)
-    return noise_in(patches, *bounds)
+    return noise_in(patches, *bounds, may_be_smoothed=channel.size >= ENOUGH_PIXELS)
 
 
 def clipped_to(channel: np.ndarray) -> Bounds:
@@ -77,8 +77,13 @@ def live_patches(channel: np.ndarray, bounds: Bounds, most: int = MAX_PATCHES) -
     return patches[saturated < 0.9]
 
 
-def noise_in(patches: np.ndarray, low: float, high: float) -> ChannelNoise:
-    """The noise in patches [N, DIM], some of whose pixels are clipped to low..high."""
+def noise_in(
+    patches: np.ndarray, low: float, high: float, *, may_be_smoothed: bool = False
+) -> ChannelNoise:
+    """The noise in patches [N, DIM], some of whose pixels are clipped to low..high.
+
+    White, unless it may be smoothed and looks like it.
+    """
     means = patches.mean(axis=1)
     texture = _texture_strength(patches)
     weak = np.full(len(patches), True)
@@ -91,13 +96,21 @@ def noise_in(patches: np.ndarray, low: float, high: float) -> ChannelNoise:
         if weak.sum() < MIN_PATCHES or np.array_equal(weak, before):
             break
     sigma = float(np.sqrt(variance))
-    few = used < MANY_PATCHES or len(patches) < ENOUGH_PATCHES
-    is_white = few or eigenvalues[DIM // 2] < WHITE_SPREAD**2 * clipped
-    if not is_white:
-        weakest, median = np.quantile(texture[before], [0.1, 0.5])
-        is_white = bool(median > LARGEST_UNEVENNESS * weakest)  # texture, not noise
+    if (
+        not may_be_smoothed
+        or used < MANY_PATCHES
+        or eigenvalues[DIM // 2] < WHITE_SPREAD**2 * clipped
+        or _is_uneven(texture[before])
+    ):
+        return ChannelNoise(sigma, sigma)
     coarse = min(float(np.sqrt(max(eigenvalues[COARSE], 0))), LARGEST_SPREAD * sigma)
-    return ChannelNoise(sigma, sigma if is_white else max(sigma, coarse))
+    return ChannelNoise(sigma, max(sigma, coarse))
+
+
+def _is_uneven(texture: np.ndarray) -> bool:
+    """Whether texture strengths [N] differ more than those of noise."""
+    weakest, median = np.quantile(texture, [0.1, 0.5])
+    return bool(median > LARGEST_UNEVENNESS * weakest)
 
 
 def _patches(channel: np.ndarray, most: int) -> np.ndarray:

@@ -16,10 +16,10 @@ from nlrn.inference import Settings
 from nlrn.inference.settings import check_settings
 from nlrn.models import Network
 from nlrn.progress import Progress
-from nlrn.restoration.base import Restoration, Restored, Sigma
+from nlrn.restoration.base import AUTO, Restoration, Restored, Sigma
 from nlrn.restoration.choice import check_quality
 from nlrn.restoration.classic import METHODS, ClassicDenoiser
-from nlrn.restoration.denoiser import AUTO, Denoiser
+from nlrn.restoration.denoiser import Denoiser
 from nlrn.restoration.stacks import restore_pages, restore_stack
 from nlrn.restoration.upscaler import Upscaler, check_scale
 

@@ -21,7 +21,8 @@ from nlrn.images.samples import likely_white
 from nlrn.inference.engine import Engine
 from nlrn.models import Network
 from nlrn.models.base import noise_map_for
-from nlrn.noise import NoiseEstimate, estimate_map, estimate_noise, shared_axis
+from nlrn.noise import NoiseEstimate, Tone, estimate_map, estimate_noise, tone_of
+from nlrn.noise.tone import shows_gray
 from nlrn.progress import Progress
 
 LARGEST_SIGMA = 255  # on the 0..255 scale: beyond it there is nothing to find
@@ -30,6 +31,7 @@ TWELVE_BIT_MAX = 4095  # a 16-bit image with no larger value probably comes from
 SAME = 1e-5  # by how much values may differ through rounding alone
 WORTH_MEASURING = 100_000  # pixels of work; fewer are done in a few seconds
 
+AUTO: Literal["auto"] = "auto"
 MAP: Literal["map"] = "map"
 Sigma: TypeAlias = float | Literal["map"] | None
 """A noise level on the 0..255 scale; "map" estimates it pixel by pixel, None once for an image."""
@@ -137,8 +139,7 @@ def noise_of(image: Image, sigma: Sigma) -> NoiseEstimate:
     check_image(image)
     check_range(image)
     if sigma is None:
-        noise = estimate_noise(image.pixels)
-        check_level(noise.level)
+        noise = _estimated(image.pixels)
         if 1 in (image.height, image.width):
             warn("one row or column is too little to estimate noise")
     else:
@@ -146,6 +147,15 @@ def noise_of(image: Image, sigma: Sigma) -> NoiseEstimate:
         noise = NoiseEstimate(level, white=level, jpeg=0.0)
         if image.pixels.dtype.kind == "f" and 0 < level < 1:
             warn(f"sigma {level:g} is on the 0..255 scale, also for float images: hardly any noise")
+    return noise
+
+
+def _estimated(pixels: np.ndarray) -> NoiseEstimate:
+    """The noise that is found in pixels; raises if there cannot be so much."""
+    noise = estimate_noise(pixels)
+    if noise.level > LARGEST_SIGMA:
+        scale = "values are to be in [0, 1]"
+        raise ValueError(f"noise of sigma {noise.level:.0f} found, above {LARGEST_SIGMA}: {scale}")
     return noise
 
 
@@ -203,7 +213,7 @@ def batch_levels(x: Tensor, sigma: float | Tensor | np.ndarray | None) -> list[f
     """
     if sigma is None:
         arrays = x.detach().float().permute(0, 2, 3, 1).cpu().numpy()  # B H W C
-        return [check_level(estimate_noise(array).level) for array in arrays]
+        return [_estimated(array).level for array in arrays]
     sigma = sigma.cpu() if isinstance(sigma, Tensor) else sigma  # not every device has float64
     try:
         given = torch.as_tensor(None if isinstance(sigma, bool) else sigma, dtype=torch.float64)
@@ -226,6 +236,11 @@ def check_map(x: Tensor, sigma: Tensor | np.ndarray) -> Tensor:
         x: the batch.
         sigma: a map in the units of x, that can be expanded to all of its pixels.
     """
+    if isinstance(sigma, np.ndarray):
+        try:
+            sigma = np.array(sigma, np.float32)  # also of what torch takes no view of
+        except ValueError:
+            raise ValueError(f"sigma must be a map of numbers, got {sigma.dtype}") from None
     levels = noise_map_for(x.to(torch.promote_types(x.dtype, torch.float32)), sigma)
     _check_units(float(levels.min()), float(levels.max()))
     return levels * 255
@@ -297,22 +312,14 @@ def is_flat(images: Tensor, reach: int) -> Tensor:
     return highest + lowest < SAME
 
 
-def shows_gray(pixels: np.ndarray) -> bool:
-    """Whether [H, W] or [H, W, 3] is gray, if only three times the same."""
-    if pixels.ndim == 2:
-        return True
-    some = pixels[:: max(1, len(pixels) // 16)]  # where color mostly shows already
-    return all(bool((part == part[..., :1]).all()) for part in (some, pixels))
+def tone_for(pixels: np.ndarray, tone: Tone | Literal["auto"] | None) -> Tone | None:
+    """The tone by which [H, W] or [H, W, 3] is to be denoised as gray, or None.
 
-
-def axis_of(pixels: np.ndarray) -> np.ndarray | None:
-    """By how much the channels of [H, W, 3] share one noise, as `shared_axis`; None for color.
-
-    None for [H, W] too. Gray that is stored as color has ones.
+    Args:
+        pixels: of an image.
+        tone: what counts for an image that is not exactly gray; "auto" looks.
     """
-    if pixels.ndim == 2:
-        return None
-    return np.ones(3) if shows_gray(pixels) else shared_axis(pixels)
+    return tone_of(pixels) if tone == AUTO or shows_gray(pixels) else tone
 
 
 def to_batch(pixels: np.ndarray, device: torch.device, copies: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,21 +15,23 @@ from nlrn import classic, images
 from nlrn.hardware import Fallback, choose_device, free_memory
 from nlrn.images import Image
 from nlrn.inference.tiles import SMALLEST_TILE, cut, paste
+from nlrn.noise import Tone
+from nlrn.noise.tone import GRAY, shows_gray
 from nlrn.progress import Progress, part_of
 from nlrn.restoration.base import (
+    AUTO,
     WORTH_MEASURING,
     Announce,
     Restored,
     Sigma,
     at_strength,
-    axis_of,
     batch_levels,
     check_batch,
     check_level,
     check_strength,
     noise_facts,
     noise_of,
-    shows_gray,
+    tone_for,
 )
 
 METHODS: dict[str, Callable[..., np.ndarray]] = {
@@ -81,6 +84,7 @@ class ClassicDenoiser(nn.Module):
         sigma: Sigma = None,
         *,
         strength: float | None = None,
+        tone: Tone | Literal["auto"] | None = AUTO,
         progress: Progress | None = None,
         announce: Announce | None = None,
     ) -> Restored:
@@ -90,12 +94,12 @@ class ClassicDenoiser(nn.Module):
         level, facts = noise.level, noise_facts(noise) | {"method": self.method}
         if strength == 0 or level == 0:
             return Restored(at_strength(image, None, strength), facts)
-        axis = axis_of(image.pixels)
+        tone = tone_for(image.pixels, tone)
         if announce is not None and self.method in SLOW and image.pixels.size >= WORTH_MEASURING:
-            channels = 3 if image.pixels.ndim == 3 and axis is None else 1
+            channels = 3 if image.pixels.ndim == 3 and tone is None else 1
             announce(self.seconds((image.height, image.width), level, channels))
         noisy = images.to_float(image.pixels)
-        full = self._clean_along(axis, noisy, level, choose_device(self.device), progress)
+        full = self._clean_toned(tone, noisy, level, choose_device(self.device), progress)
         return Restored(at_strength(image, full, strength), facts, full)
 
     def forward(self, x: Tensor, sigma: float | Tensor | None = None) -> Tensor:
@@ -121,25 +125,25 @@ class ClassicDenoiser(nn.Module):
         if self.strength == 0 or level == 0:
             return x.detach().float().cpu()
         device = x.device if x.is_cuda and self.device == "auto" else choose_device(self.device)
-        axis = np.ones(3) if len(x) == 3 and shows_gray(noisy) else None
-        clean = self._clean_along(axis, noisy, level, device, None)
+        tone = GRAY if len(x) == 3 and shows_gray(noisy) else None
+        clean = self._clean_toned(tone, noisy, level, device, None)
         result = torch.from_numpy(self.strength * clean + (1 - self.strength) * noisy)
         return torch.atleast_3d(result).permute(2, 0, 1)
 
-    def _clean_along(
+    def _clean_toned(
         self,
-        axis: np.ndarray | None,
+        tone: Tone | None,
         noisy: np.ndarray,
         sigma: float,
         device: torch.device,
         progress: Progress | None,
     ) -> np.ndarray:
-        """The result, of a picture of one tone by way of gray: see `axis_of`."""
-        if axis is None:
+        """The result, of a picture of one tone by way of gray."""
+        if tone is None:
             return self._clean(noisy, sigma, device, progress)
-        axis = axis.astype(np.float32)
-        gray = np.ascontiguousarray(noisy @ (axis / 3))
-        return noisy - axis * (gray - self._clean(gray, sigma, device, progress))[..., None]
+        gray = tone.gray(noisy)
+        removed = gray - self._clean(gray, sigma / tone.strongest, device, progress)
+        return noisy - tone.axis * removed[..., None]
 
     def _clean(
         self, noisy: np.ndarray, sigma: float, device: torch.device, progress: Progress | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,15 +18,16 @@ from nlrn.inference import Engine, Settings
 from nlrn.inference.settings import check_settings
 from nlrn.models import Network
 from nlrn.models.conditioning import Conditioned
+from nlrn.noise import Tone
 from nlrn.progress import Progress
 from nlrn.restoration.base import (
+    AUTO,
     MAP,
     Announce,
     Restored,
     Sigma,
     announce_time,
     at_strength,
-    axis_of,
     batch_levels,
     check_batch,
     check_level,
@@ -42,10 +43,10 @@ from nlrn.restoration.base import (
     noise_of,
     to_batch,
     to_planes,
+    tone_for,
 )
 from nlrn.restoration.choice import Choice, check_quality, choose_denoiser
 
-AUTO = "auto"
 COPIES = 12  # of the image that exist at a time around the network
 FLAT_REACH = 4  # pixels around one that have to be the same for it to be left alone
 WEAK_NOISE = 0.7  # of a model's level; below it BM3D is better (benchmarks/levels.py)
@@ -117,6 +118,7 @@ class Denoiser(nn.Module):
         sigma: Sigma = None,
         *,
         strength: float | None = None,
+        tone: Tone | Literal["auto"] | None = AUTO,
         progress: Progress | None = None,
         announce: Announce | None = None,
     ) -> Restored:
@@ -124,7 +126,10 @@ class Denoiser(nn.Module):
 
         Args:
             image: what to restore.
-            sigma: noise level on the 0..255 scale, or "map"; None takes the denoiser's.
+            sigma: noise level on the 0..255 scale, or "map"; None takes the denoiser's. Of a
+                picture of one tone it is that of the strongest channel.
+            tone: of a picture in color that has but one (`nlrn.noise.tone_of`), None for one that
+                has several; "auto" looks. Gray that is stored as color is gray in any case.
             strength: 1 for the full effect, 0 for none; None takes the denoiser's.
             progress: called with (done, total) in equal units of work.
             announce: called before long work with the seconds it may take.
@@ -134,8 +139,8 @@ class Denoiser(nn.Module):
         by_map = is_map(asked)
         noise = noise_of(image, None if by_map else asked)
         level = noise.level
-        axis = axis_of(image.pixels)
-        channels = 3 if image.pixels.ndim == 3 and axis is None else 1
+        tone = tone_for(image.pixels, tone)
+        channels = 3 if image.pixels.ndim == 3 and tone is None else 1
         name = self.choice_for(channels).model
         facts = noise_facts(noise) | {"method": "nlrn", "model": name}
         if strength == 0 or (level == 0 and not by_map):
@@ -147,16 +152,19 @@ class Denoiser(nn.Module):
         warn_of_weak_noise(engine.network, level)
         announce_time(engine, (image.height, image.width), planes, announce)
         noisy = to_batch(image.pixels, engine.device_for(), COPIES)
-        tone = 1.0 if axis is None else torch.from_numpy(axis).to(noisy).reshape(1, 3, 1, 1)
-        shown = noisy if axis is None else (noisy * tone).mean(1, keepdim=True)
-        levels: float | Tensor = level
+        shown, axis, strongest = noisy, torch.ones(()), 1.0
+        if tone is not None:
+            axis = torch.from_numpy(tone.axis).to(noisy).reshape(1, 3, 1, 1)
+            shown, strongest = (noisy * axis).mean(1, keepdim=True) + tone.offset, tone.strongest
+        levels: float | Tensor = level / strongest
         if by_map:
             _check_takes_map(engine.network)
-            levels = map_for(noisy)
-            low, high = float(levels.min()), float(levels.max())
-            facts |= {"sigma": round(float(levels.mean()), 2), "sigma_range": [low, high]}
+            levels = map_for(shown)
+            every = strongest * levels
+            low, high = float(every.min()), float(every.max())
+            facts |= {"sigma": round(float(every.mean()), 2), "sigma_range": [low, high]}
         given = _given(engine.network, shown, levels)
-        clean = noisy - tone * given.removed(engine(given.input, progress))
+        clean = noisy - axis * given.removed(engine(given.input, progress))
         full = clean[0].permute(1, 2, 0).reshape(shape).contiguous().cpu().numpy()
         return Restored(at_strength(image, full, strength), facts, full)
 
@@ -169,7 +177,8 @@ class Denoiser(nn.Module):
         """Images without their noise, on x's device and in its dtype; gradients flow to x.
 
         Args:
-            x: gray or RGB images [B, C, H, W] in [0, 1].
+            x: gray or RGB images [B, C, H, W] in [0, 1]. RGB with equal channels is taken for gray;
+                that others have one tone only `restore` looks for.
             sigma: noise level in the units of x (0.1 is 25.5 of 255): a number, [B], or a map
                 [B, 1, H, W] where the model takes one, which leaves pixels of level 0 as they are;
                 None takes the denoiser's own.
@@ -192,9 +201,8 @@ class Denoiser(nn.Module):
         """Images [B, C, H, W] without noise of one level, or of a map, on the 0..255 scale."""
         if self.strength == 0 or level == 0:
             return x.clone()
-        if x.shape[1] == 3 and torch.equal(x, x[:, :1].expand_as(x)):  # gray, stored as color
-            gray = self._clean(x.mean(1, keepdim=True), level, noise_map)
-            return gray.expand_as(x).contiguous()
+        if x.shape[1] == 3 and (is_gray := (x == x[:, :1]).flatten(1).all(1)).any():
+            return self._clean_gray_in_color(x, is_gray, level, noise_map)
         engine = self.engine_for(x.shape[1])
         network = engine.network
         if noise_map is not None:
@@ -202,6 +210,21 @@ class Denoiser(nn.Module):
         run = engine.differentiable(x) if x.requires_grad and torch.is_grad_enabled() else engine
         given = _given(network, x, level if noise_map is None else noise_map)
         return (x - self.strength * given.removed(run(given.input))).to(x.dtype)
+
+    def _clean_gray_in_color(
+        self, x: Tensor, is_gray: Tensor, level: float, noise_map: Tensor | None
+    ) -> Tensor:
+        """`_clean` for a batch [B, 3, H, W] that holds gray images, by `is_gray` [B]."""
+        places = is_gray.nonzero()[:, 0], (~is_gray).nonzero()[:, 0]
+        parts = []
+        for place, channels in zip(places, (1, 3), strict=True):
+            if len(place) == 0:
+                continue
+            # Of gray the mean, so that gradients reach all channels.
+            some = x[place] if channels == 3 else x[place].mean(1, keepdim=True)
+            levels = None if noise_map is None else noise_map[place]
+            parts.append(x[place] - (some - self._clean(some, level, levels)))
+        return torch.cat(parts)[torch.cat(places).argsort()]
 
     def extra_repr(self) -> str:
         """What `print` shows of it."""

@@ -7,12 +7,13 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nlrn.images import Image
-from nlrn.noise import estimate_noise
+from nlrn.noise import Tone, estimate_noise, tone_of
+from nlrn.noise.tone import GRAY
 from nlrn.progress import Progress
 from nlrn.restoration.base import Announce, Restoration, Restored
 from nlrn.restoration.classic import ClassicDenoiser
@@ -21,6 +22,13 @@ from nlrn.stacks import Stack
 
 SAMPLED = 5  # pages of each channel whose noise is measured
 UNITS = 1000  # of progress in a page
+
+
+class ChannelNoise(NamedTuple):
+    """What the pages of a channel have in common: the level of their noise, and their tone."""
+
+    level: float
+    tone: Tone | None
 
 
 def restore_pages(
@@ -32,8 +40,9 @@ def restore_pages(
 ) -> Iterator[Restored]:
     """The pages of a stack in order, restored; one is in memory at a time.
 
-    A denoiser without a level of its own gets one for each channel, which `noise_levels` measures
-    first: a level per page would make neighbors differ in what is taken for noise.
+    A denoiser is told for each channel whether its pages have but one tone and, if it has no level
+    of its own, the level, as `channel_noise` finds them: looked for page by page they would make
+    neighbors differ in what is taken for noise.
 
     Args:
         stack: what to restore.
@@ -42,14 +51,15 @@ def restore_pages(
         announce: called before long work with the seconds that all pages may take.
     """
     denoiser = restoration if isinstance(restoration, Denoiser | ClassicDenoiser) else None
-    levels = noise_levels(stack) if denoiser is not None and denoiser.sigma is None else {}
+    noises = channel_noise(stack) if denoiser is not None else {}
     for number in range(len(stack)):
         tell = _part(progress, number, len(stack))
         said = _for_all(announce, len(stack)) if number == 0 else None
         page = stack.page(number)
-        if denoiser is not None and levels:
-            level = levels[stack.channel(number)]
-            yield denoiser.restore(page, level, progress=tell, announce=said)
+        if denoiser is not None:
+            noise = noises[stack.channel(number)]
+            level = noise.level if denoiser.sigma is None else denoiser.sigma
+            yield denoiser.restore(page, level, tone=noise.tone, progress=tell, announce=said)
         else:
             yield restoration.restore(page, progress=tell, announce=said)
         tell(1, 1)
@@ -101,23 +111,30 @@ def restore_stack(
     }
 
 
-def noise_levels(stack: Stack) -> dict[int, float]:
-    """The noise level of each channel on the 0..255 scale, by its number in `stack.channels`.
+def channel_noise(stack: Stack) -> dict[int, ChannelNoise]:
+    """The noise of each channel on the 0..255 scale, by its number in `stack.channels`.
 
-    It is the median over up to five of the channel's pages, spread evenly; those in which no noise
-    is found, black ones for example, do not count.
+    The level is the median over up to five of the channel's pages, spread evenly; those in which no
+    noise is found, black ones for example, do not count. The pages have one tone if each of these
+    has, those aside that are gray.
     """
     pages: dict[int, list[int]] = {}
     for number in range(len(stack)):
         pages.setdefault(stack.channel(number), []).append(number)
-    return {channel: _level(stack, numbers) for channel, numbers in pages.items()}
+    return {channel: _noise(stack, numbers) for channel, numbers in pages.items()}
 
 
-def _level(stack: Stack, numbers: list[int]) -> float:
-    """The level of a channel that has these pages."""
+def _noise(stack: Stack, numbers: list[int]) -> ChannelNoise:
+    """The noise of a channel that has these pages."""
     places = np.linspace(0, len(numbers) - 1, min(SAMPLED, len(numbers))).round().astype(int)
-    found = [estimate_noise(stack.page(numbers[place]).pixels).level for place in places]
-    return float(np.median([level for level in found if level > 0] or [0.0]))
+    levels, tones = [], []
+    for place in places:
+        pixels = stack.page(numbers[place]).pixels
+        levels.append(estimate_noise(pixels).level)
+        tones.append(tone_of(pixels))
+    level = float(np.median([level for level in levels if level > 0] or [0.0]))
+    of_color = [tone for tone in tones if tone is not GRAY]
+    return ChannelNoise(level, of_color[0] if None not in of_color and of_color else None)
 
 
 def _part(progress: Progress | None, number: int, count: int) -> Progress:

@@ -20,8 +20,10 @@ from nlrn.images import Image
 from nlrn.inference import Engine, Settings
 from nlrn.inference.settings import check_settings
 from nlrn.models import Network
+from nlrn.noise.tone import shows_gray
 from nlrn.progress import Progress
 from nlrn.restoration.base import (
+    AUTO,
     Announce,
     Restored,
     announce_time,
@@ -30,7 +32,6 @@ from nlrn.restoration.base import (
     check_range,
     is_flat,
     model_name,
-    shows_gray,
     to_batch,
     to_pixels,
     to_planes,
@@ -39,7 +40,6 @@ from nlrn.restoration.choice import check_quality, choose_upscaler
 from nlrn.restoration.denoiser import Denoiser
 from nlrn.restoration.resize import continued, resized
 
-AUTO = "auto"
 SMALLEST_FACTOR, LARGEST_FACTOR = 2, 4  # by which super-resolution was trained
 # MATLAB's rgb2ycbcr: luminance of RGB in [0, 1], and what a change of it is in R, G and B alike.
 LUMINANCE = np.array([65.481, 128.553, 24.966], np.float32) / 255
@@ -143,8 +143,9 @@ class Upscaler(nn.Module):
         scale = self.scale if scale is None else check_scale(scale)
         facts = {"scale": scale, "model": self.model}
         check_image(image)
-        check_range(image)
-        if self.denoiser is not None:
+        if self.denoiser is None:
+            check_range(image)
+        else:  # which looks at it too
             cleaned = self.denoiser.restore(image, announce=announce)
             image, facts["sigma"] = cleaned.image, cleaned.facts["sigma"]
         enlarges = bool(self.engine.network.factors)
