@@ -262,3 +262,19 @@ def test_the_local_engine_writes_a_report_too(tmp_path: Path) -> None:
     assert nlrn("denoise", tmp_path / "in", *FAST, *options).exit_code == 1
     report = json.loads((tmp_path / "r.json").read_text())
     assert len(report["done"]) == len(report["failed"]) == 1
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_a_report_replaces_a_report_and_nothing_else(suffix: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    source, mine = picture(tmp_path / "a.png"), tmp_path / f"mine{suffix}"
+    mine.write_text('{"mine": 1}')
+    options = ("-o", tmp_path / "b.png", "--report", mine)
+    result = nlrn("denoise", source, *FAST, *options)
+    assert_one_clear_line(result, "exists and is no report", "--overwrite")
+    assert mine.read_text() == '{"mine": 1}' and not (tmp_path / "b.png").exists()
+    assert nlrn("denoise", source, *FAST, *options, "--overwrite").exit_code == 0
+    first = mine.read_bytes()
+    assert first != b'{"mine": 1}'
+    assert nlrn("denoise", source, *FAST, *options, "--skip-existing").exit_code == 0
+    assert mine.read_bytes() != first, "the report of the second run"

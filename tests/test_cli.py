@@ -218,6 +218,14 @@ def test_version() -> None:
     assert nlrn("--version").stdout.strip() == f"nlrn {__version__}"
 
 
+def test_maps_do_not_replace_the_picture(tmp_path: Path) -> None:
+    source = picture(tmp_path / "a.png")
+    before = source.read_bytes()
+    result = nlrn("explain", source, "--at", "0,0", "-o", source, "--overwrite")
+    assert_one_clear_line(result, "a.png: would be replaced by its own maps")
+    assert source.read_bytes() == before
+
+
 @pytest.mark.filterwarnings("always:one row")
 def test_a_warning_is_one_line_without_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

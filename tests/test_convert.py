@@ -151,6 +151,10 @@ def test_the_command_writes_a_model_that_others_take(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*command, "--overwrite"]).exit_code == 0
     wrong = CliRunner().invoke(app, [*command[:3], "n.bin"])
     assert wrong.exit_code == 2 and wrong.stderr == "error: n.bin: must end in .safetensors\n"
+    for given, words in (([], "no image sets"), (["--trained-on", "div2k,cc0"], "images of div2k")):
+        with pytest.warns(UserWarning, match=words):
+            CliRunner().invoke(app, [*command[:4], "--overwrite", *given])
+    assert models.load(target).card.training_sets == ("div2k", "cc0")
     negative = [*command[:3], str(tmp_path / "m.safetensors"), "--sigma", "-1"]
     assert "sigma must be 0 or more" in CliRunner().invoke(app, negative).stderr
 

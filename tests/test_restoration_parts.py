@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from skimage.data import astronaut
 from torch import Tensor
 
 from nlrn.images import Image, from_float, to_float
 from nlrn.inference import Settings
+from nlrn.models.conditioning import LARGEST_SHARE, REACH, limit_to_noise
+from nlrn.noise import estimate_map, estimate_noise, estimate_sigma
 from nlrn.noise.tone import shows_gray
-from nlrn.restoration import Denoiser, Upscaler
+from nlrn.restoration import ClassicDenoiser, Denoiser, Upscaler
 from nlrn.restoration.base import SAME, is_flat, to_batch
 
 CPU = torch.device("cpu")
@@ -124,6 +127,9 @@ def test_floats_on_another_scale_are_refused(values: tuple[float, float]) -> Non
     for restoration in (Denoiser(quality="fast"), Upscaler(2, quality="fast")):
         with pytest.raises(ValueError, match=r"to be in \[0, 1\], these reach 20"):
             restoration.restore(Image(pixels))
+    for estimate in (estimate_sigma, estimate_noise, estimate_map):
+        with pytest.raises(ValueError, match=r"to be in \[0, 1\], these reach 20"):
+            estimate(pixels)
 
 
 def test_more_noise_than_there_can_be_is_said_of_the_values() -> None:
@@ -150,3 +156,87 @@ def test_sixteen_bits_are_warned_of_once() -> None:
     with pytest.warns(UserWarning, match="no value is above") as caught:
         Upscaler(2, quality="fast", denoise=True).restore(Image(pixels))
     assert len(caught) == 1
+
+
+def noisy_graphics(sigma: float) -> tuple[np.ndarray, np.ndarray]:
+    """Fields of pure colors, which no photograph has, and the same with noise."""
+    clean = np.full((80, 100, 3), 255.0)
+    clean[10:70, 10:50], clean[10:70, 50:90] = (255, 0, 0), (0, 255, 0)
+    clean[30:50, 30:70], clean[35:37] = (0, 0, 255), (255, 255, 0)
+    noise = np.random.default_rng(0).normal(0, sigma, clean.shape)
+    return clean, np.clip(clean + noise, 0, 255).round().astype(np.uint8)
+
+
+def psnr(found: np.ndarray, clean: np.ndarray, white: float = 255) -> float:
+    return float(10 * np.log10(white**2 / np.square(found.astype(float) - clean).mean()))
+
+
+@pytest.mark.parametrize("quality", ["fast", "balanced"])
+@pytest.mark.parametrize("sigma", [3, 10])
+def test_what_no_network_has_seen_is_not_made_worse(quality: str, sigma: float) -> None:
+    clean, noisy = noisy_graphics(sigma)
+    found = Denoiser(quality=quality).restore(Image(noisy), sigma).image.pixels
+    assert psnr(found, clean) > psnr(noisy, clean) - 2  # by the network alone up to 16 less
+
+
+@pytest.mark.parametrize("kind", ["number", "batch", "map"])
+def test_what_is_removed_is_limited_by_plain_loops(kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    removed = 0.1 * torch.randn(2, 3, 9, 13, generator=generator)
+    removed[..., 4:] *= 4
+    level = {
+        "number": torch.tensor(0.1),
+        "batch": torch.tensor([0.1, 0.2]).reshape(2, 1, 1, 1),
+        "map": torch.rand(2, 1, 9, 13, generator=generator) * 0.3,
+    }[kind]
+    found = limit_to_noise(removed, level)
+    levels = level.expand(2, 1, 9, 13)
+    for b, y, x in np.ndindex(2, 9, 13):
+        window = removed[b, :, max(0, y - REACH) : y + REACH + 1, max(0, x - REACH) : x + REACH + 1]
+        most = LARGEST_SHARE * levels[b, 0, y, x] ** 2
+        share = min(1.0, float(most / window.square().mean()))
+        torch.testing.assert_close(found[b, :, y, x], removed[b, :, y, x] * share)
+    assert not torch.equal(found, removed)
+    assert torch.equal(limit_to_noise(removed, level + 5), removed)
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(1, -0.3), (1, 0.4), (2, 0), (6, -1)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_values_beyond_white_and_black(scale: float, offset: float, channels: int) -> None:
+    """As in linear light and in dark frames taken off: as good as the same in [0, 1]."""
+    inside = astronaut()[60:124, 180:260, :channels].squeeze() / 255
+    noise = np.random.default_rng(0).normal(0, 0.05, inside.shape)
+    denoiser = Denoiser(quality="fast")
+    noisy = (inside + noise).astype(np.float32)
+    best = psnr(denoiser.restore(Image(noisy), 0.05 * 255).image.pixels, inside, 1)
+    given = scale * noisy + np.float32(offset)
+    found = denoiser.restore(Image(given), 0.05 * 255 * scale).image.pixels
+    assert psnr(found, scale * inside + offset, scale) > best - 0.3 > psnr(noisy, inside, 1) + 3
+    both = np.stack([np.atleast_3d(noisy), np.atleast_3d(given)])
+    batch = torch.from_numpy(both).permute(0, 3, 1, 2)
+    level = torch.tensor([0.05, 0.05]).reshape(2, 1, 1, 1).expand(2, 1, 64, 80)
+    alone = torch.cat([denoiser(one[None], 0.05) for one in batch])
+    torch.testing.assert_close(denoiser(batch, level.clone()), alone, rtol=0, atol=1e-5)
+
+
+def test_enlarging_values_beyond_white() -> None:
+    inside = np.ascontiguousarray(astronaut()[60:92, 180:220] / 255, np.float32)
+    large = Upscaler(2, quality="fast").restore(Image(inside)).image.pixels
+    beyond = Upscaler(2, quality="fast").restore(Image(8 * inside)).image.pixels
+    assert np.abs(beyond / 8 - large).max() < 0.1 and np.abs(beyond / 8 - large).mean() < 0.01
+
+
+@pytest.mark.parametrize("denoiser", [Denoiser(quality="fast"), ClassicDenoiser()], ids=str)
+def test_what_is_transparent_does_not_show(denoiser: Denoiser | ClassicDenoiser) -> None:
+    rows, columns = np.mgrid[:64, :72]
+    shows = (rows - 32) ** 2 + (columns - 36) ** 2 < 500
+    pixels = np.where(shows[..., None], (220, 40, 40), (0, 255, 0)).astype(np.uint8)
+    alpha = (255 * shows).astype(np.uint8)
+    found = denoiser.restore(Image(pixels, alpha=alpha), 25).image
+    assert (found.pixels == pixels).all(), "flat in what shows, left alone in what does not"
+    noise = np.random.default_rng(0).normal(0, 25, pixels.shape)
+    noisy = np.where(shows[..., None], np.clip(pixels + noise, 0, 255), (90, 120, 60))
+    restored = denoiser.restore(Image(noisy.astype(np.uint8), alpha=alpha))
+    assert restored.facts["sigma"] == pytest.approx(25, rel=0.25), "what is hidden has no noise"
+    assert (restored.image.pixels[~shows] == (90, 120, 60)).all()
+    assert np.abs(restored.image.pixels[shows].astype(float) - (220, 40, 40)).mean() < 5

@@ -15,7 +15,7 @@ from training_runs import OFF, ON, assert_same, start, tensors_of, write_config
 
 from nlrn import datasets, training
 from nlrn.models.nlrn import NLRN, NLRNConfig
-from nlrn.training import checkpoint, loop
+from nlrn.training import checkpoint, clock, loop
 from nlrn.training.config_tables import OPTIMIZERS
 from nlrn.training.parsing import TrainingError
 from nlrn.training.report import read_metrics
@@ -153,6 +153,19 @@ def test_a_stage_by_time_resumes_where_its_clock_stood(root: Path, tmp_path: Pat
     assert rates == sorted(rates, reverse=True)  # the cosine goes on, it does not begin again
     assert rates[-1] < 0.1e-3
     assert first["stage"] == 0 or first["step"] == entries[-1]["step"]
+
+
+def test_steps_that_take_long_do_not_outlast_the_time(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "LONG", 0.01)
+    stage = "minutes = 60\nlr = 1e-3\nbatch = 4\npatch = 16\nnon_local = false"
+    config = write_config(tmp_path / "c.toml", stage, log_every=10**7)
+    begun = time.monotonic()
+    training.run(config, data_root=root, out=tmp_path / "out", time_budget_seconds=0.5)
+    assert time.monotonic() - begun < 20
+    _, metadata = checkpoint.read(tmp_path / "out" / checkpoint.NAME)
+    assert json.loads(metadata["progress"])["step"] > 0
 
 
 @pytest.mark.slow

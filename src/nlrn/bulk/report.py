@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,11 @@ COLUMNS = {
 }
 
 
-def check_report(path: Path) -> None:
-    """Raises an InputError unless a report can be written under this name."""
+def check_report(path: Path, *, overwrite: bool = False) -> None:
+    """Raises an InputError unless a report can be written under this name.
+
+    It replaces an earlier report, and something else if it is to overwrite.
+    """
     if path.suffix not in (".json", ".parquet"):
         raise InputError(f"a report is a .json or .parquet file, got {path}")
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
@@ -38,11 +41,25 @@ def check_report(path: Path) -> None:
         raise InputError(f"{path}: a report in Parquet needs pyarrow; {how}")
     if not path.absolute().parent.is_dir():
         raise InputError(f"{path}: there is no such folder")
+    if path.exists() and not overwrite and not _is_report(path):
+        raise InputError(f"{path}: exists and is no report; overwrite=True replaces it")
+
+
+def _is_report(path: Path) -> bool:
+    try:
+        if path.suffix == ".json":
+            found = json.loads(path.read_bytes())
+            return isinstance(found, dict) and {f.name for f in fields(Report)} <= set(found)
+        from pyarrow import parquet
+
+        return set(parquet.read_schema(path).names) == set(COLUMNS)
+    except (OSError, ValueError):  # pyarrow's error is a ValueError
+        return False
 
 
 def write_report(report: Report, path: Path) -> None:
     """Writes what became of the files, in the format of the suffix, over what was there."""
-    check_report(path)
+    check_report(path, overwrite=True)
     if path.suffix == ".json":
         atomic.write_text(path, json.dumps(asdict(report), indent=2) + "\n")
     else:

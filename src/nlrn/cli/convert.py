@@ -36,17 +36,25 @@ def convert(
         if target.exists() and not overwrite:
             raise ValueError(f"{output}: exists already; overwrite=True replaces it")
         from nlrn import convert as converting
+        from nlrn import datasets
+        from nlrn.errors import warn
         from nlrn.restoration.base import check_level
         from nlrn.weights import ModelCard
 
+        sets = [name.strip() for name in trained_on.split(",")] if trained_on else []
         card = ModelCard(
             name=target.stem,
             architecture="dncnn",
             task="denoise",
             sigma=None if sigma is None else check_level(sigma),
-            training_sets=tuple(trained_on.split(",")) if trained_on else (),
+            training_sets=tuple(sets),
             description=f"DnCNN, converted from {Path(file).name}",
         )
         network = converting.read_dncnn(file, card)
         network.save_pretrained(target)
+        if not sets:
+            warn("no image sets that it was trained on: tables cannot leave out what it has seen")
+        elif unknown := [name for name in sets if name not in datasets.SETS]:
+            known = ", ".join(datasets.SETS)
+            warn(f"no table has images of {', '.join(unknown)} to leave out; known are {known}")
     typer.echo(f"{output}: {network.counts()['effective_depth']} layers")

@@ -132,10 +132,10 @@ class Display(Observer):
         raise typer.Exit(130 if self._interrupted else report.exit_code)
 
 
-def check_report(path: Path | None) -> None:
+def check_report(path: Path | None, *, overwrite: bool) -> None:
     """Raises an InputError if a report is wanted that cannot be written."""
     if path is not None:
-        reports.check_report(path)
+        reports.check_report(path, overwrite=overwrite)
 
 
 def _what(facts: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -45,6 +46,8 @@ def explain(
 
         picture = images.read(image)
         blank = images.Image(np.zeros((1, 1, 3), np.uint8))
+        if Path(output).resolve() == Path(image).resolve():
+            raise ValueError(f"{image}: would be replaced by its own maps")
         images.check_writable(output, blank, overwrite=overwrite)
         from nlrn import attention_maps
 

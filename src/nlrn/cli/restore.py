@@ -169,7 +169,7 @@ def denoise(
         side = number(tile, "tile", "auto")
         jobs = batch.collect(inputs, output, suffix, recursive=recursive)
         _check_pipe(jobs, as_json)
-        check_report(report)
+        check_report(report, overwrite=overwrite)
         # Loads torch: only after the paths were found good.
         from nlrn.restoration import make_denoiser
 
@@ -235,7 +235,7 @@ def upscale(
         ending = suffix if suffix is not None else f"_x{factor:g}"
         jobs = batch.collect(inputs, output, ending, recursive=recursive)
         _check_pipe(jobs, as_json)
-        check_report(report)
+        check_report(report, overwrite=overwrite)
         # Loads torch: only after the paths were found good.
         from nlrn.restoration import Upscaler
 

@@ -1,6 +1,6 @@
 """A denoiser in ONNX: what `nlrn.Denoiser` does with a batch, with one network.
 
-But for RGB with equal channels, which it does not take for gray.
+But for RGB with equal channels, which it does not take for gray, and for values beyond [0, 1].
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from nlrn.export.graph import Graph
 from nlrn.export.networks import write_network
 from nlrn.models import Network
-from nlrn.models.conditioning import LARGEST_SCALE, SMOOTHING
+from nlrn.models.conditioning import LARGEST_SCALE, LARGEST_SHARE, REACH, SMOOTHING
 from nlrn.restoration.base import SAME
 from nlrn.restoration.denoiser import FLAT_REACH
 
@@ -44,8 +44,8 @@ def write_denoiser(g: Graph, network: Network, image: str, sigma: str, dtype: np
     restored = inner.to_exact(write_network(inner, network, *inputs))
     clean = g("Add", g("Div", g("Sub", restored, 0.5), given.scale), 0.5)
     removed = g("Sub", planes, clean)
-    if not network.takes_noise_map:
-        removed = _limited(g, network, removed, level)
+    limited = _limited_to_noise if network.takes_noise_map else _limited
+    removed = limited(g, network, removed, level)
     alone = g("Or", _flat(g, planes), g("Equal", level, 0.0))
     removed = g("Where", alone, 0.0, removed)
     return _from_planes(g, network, g("Sub", planes, removed), image)
@@ -108,6 +108,15 @@ def _limited(g: Graph, network: Network, removed: str, level: str) -> str:
     share = g("Div", g("Mul", level, level), g("Max", energy, 1e-12))
     limited = g("Mul", removed, g("Min", share, 1.0))
     return g("Where", g("Less", g("Mul", level, LARGEST_SCALE), trained), limited, removed)
+
+
+def _limited_to_noise(g: Graph, network: Network, removed: str, level: str) -> str:
+    """`conditioning.limit_to_noise`."""
+    energy = g("ReduceMean", g("Mul", removed, removed), axes=[1])
+    sides = {"kernel_shape": [2 * REACH + 1] * 2, "pads": [REACH] * 4}
+    energy = g("Max", g("AveragePool", energy, **sides), 1e-12)
+    share = g("Div", g("Mul", g("Mul", level, level), LARGEST_SHARE), energy)
+    return g("Mul", removed, g("Min", share, 1.0))
 
 
 def _flat(g: Graph, planes: str) -> str:

@@ -11,6 +11,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 DTYPES = ("uint8", "uint16", "float32", "float64")
 OPEN_DTYPES = ("int16", "int32", "int64", "uint32")  # nobody knows where white is in these
+FLOAT_RANGE_LIMIT = 16.0  # an image with float values beyond it is not on the [0, 1] scale
 TWO_CHANNELS = "the second of two channels is taken for alpha, not restored"
 CHANNELS = ((), (1,), (2,), (3,), (4,))  # what may follow H and W in a shape
 
@@ -129,6 +130,14 @@ def check_finite(array: Array) -> None:
     """Raises if there is NaN or infinity among the values."""
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError("image has NaN or infinite values")
+
+
+def check_scale(array: Array) -> None:
+    """Raises if the values of a float array cannot be on the [0, 1] scale."""
+    most = np.abs(array).max(initial=0) if array.dtype.kind == "f" else 0
+    if most > FLOAT_RANGE_LIMIT:
+        how = "divide them by their white, or say which it is in the file (white=255)"
+        raise ValueError(f"float values are to be in [0, 1], these reach {most:g}: {how}")
 
 
 def plain_array(array: Array) -> Array:

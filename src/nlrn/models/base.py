@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from nlrn import weights
 from nlrn.errors import one_line
-from nlrn.models.conditioning import Conditioned, for_one_level
+from nlrn.models.conditioning import Conditioned, for_one_level, limit_to_noise
 from nlrn.ops import AttentionSpec
 from nlrn.weights import ModelCard, Weight, WeightsError
 
@@ -154,18 +155,18 @@ class Network(nn.Module, ABC):
         if not self.takes_noise_map:
             return for_one_level(image, sigma, self.card.sigma)
         level = torch.as_tensor(sigma, device=image.device, dtype=image.dtype) / 255
-        if self.card.sigma_range is not None:
-            highest = self.card.sigma_range[1] / 255
-            if bool((level > highest).any()):  # the contrast is lowered, of each image by itself
-                return self._lowered(image, level, highest)
-        return Conditioned(self.input_for(image, level), lambda restored: image - restored)
-
-    def _lowered(self, image: Tensor, level: Tensor, highest: float) -> Conditioned:
-        """`condition` for levels in units of the image, some of which the network does not know."""
         level = level if level.dim() == 4 else level.reshape(-1, 1, 1, 1)
+        highest = math.inf if self.card.sigma_range is None else self.card.sigma_range[1] / 255
+        if not bool((level > highest).any()):
+            given = self.input_for(image, level)
+            return Conditioned(given, lambda restored: limit_to_noise(image - restored, level))
+        # The contrast is lowered, of each image by itself.
         scale = (highest / level.amax((1, 2, 3), keepdim=True)).clamp(max=1)
-        given = self.input_for(0.5 + (image - 0.5) * scale, level * scale)
-        return Conditioned(given, lambda restored: image - (0.5 + (restored - 0.5) / scale))
+
+        def removed(restored: Tensor) -> Tensor:
+            return limit_to_noise(image - (0.5 + (restored - 0.5) / scale), level)
+
+        return Conditioned(self.input_for(0.5 + (image - 0.5) * scale, level * scale), removed)
 
     def with_border(self, border: str) -> Self:
         """The same parameters with neighbourhoods that do something else at the image's edge."""

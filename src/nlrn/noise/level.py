@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nlrn import images
+from nlrn.images.samples import check_scale
 from nlrn.noise.jpeg import LUMA, compression
 from nlrn.noise.tone import tone_of
 from nlrn.noise.white import ChannelNoise, estimate_channel
@@ -58,7 +59,7 @@ def estimate_sigma(image: images.ImageLike) -> float:
             path of an image file (see `nlrn.images.as_image`).
 
     Raises:
-        ValueError: the shape or dtype is another one, or a value is not finite.
+        ValueError: the shape or dtype is another one, or a value is not finite, or far beyond 1.
 
     References:
         X. Liu, M. Tanaka, M. Okutomi, "Single-image noise level estimation for blind denoising",
@@ -106,7 +107,9 @@ def _estimate(pixels: np.ndarray) -> NoiseEstimate:
 
 
 def _pixels(image: images.ImageLike) -> np.ndarray:
-    return images.to_float(images.as_image(image).pixels)
+    pixels = images.as_image(image).pixels
+    check_scale(pixels)
+    return images.to_float(pixels)
 
 
 def _channels(pixels: np.ndarray) -> list[ChannelNoise]:

@@ -12,22 +12,23 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import max_pool2d
+from torch.nn.functional import avg_pool2d, max_pool2d
 
 from nlrn.errors import warn
 from nlrn.hardware import CPU, free_memory
 from nlrn.images import Image, from_float, to_float
-from nlrn.images.samples import likely_white
+from nlrn.images.samples import FLOAT_RANGE_LIMIT, check_scale, likely_white
 from nlrn.inference.engine import Engine
 from nlrn.models import Network
 from nlrn.models.base import noise_map_for
 from nlrn.noise import NoiseEstimate, Tone, estimate_map, estimate_noise, tone_of
 from nlrn.noise.tone import shows_gray
 from nlrn.progress import Progress
+from nlrn.restoration.resize import continued
 
 LARGEST_SIGMA = 255  # on the 0..255 scale: beyond it there is nothing to find
-FLOAT_RANGE_LIMIT = 16.0  # an image with float values beyond it is not on the [0, 1] scale
 TWELVE_BIT_MAX = 4095  # a 16-bit image with no larger value probably comes from 12 bits
+MEANS = 5  # side of the blocks whose means tell the range of values: there noise is weak
 SAME = 1e-5  # by how much values may differ through rounding alone
 WORTH_MEASURING = 100_000  # pixels of work; fewer are done in a few seconds
 
@@ -139,7 +140,7 @@ def noise_of(image: Image, sigma: Sigma) -> NoiseEstimate:
     check_image(image)
     check_range(image)
     if sigma is None:
-        noise = _estimated(image.pixels)
+        noise = _estimated(_visible(image))
         if 1 in (image.height, image.width):
             warn("one row or column is too little to estimate noise")
     else:
@@ -148,6 +149,33 @@ def noise_of(image: Image, sigma: Sigma) -> NoiseEstimate:
         if image.pixels.dtype.kind == "f" and 0 < level < 1:
             warn(f"sigma {level:g} is on the 0..255 scale, also for float images: hardly any noise")
     return noise
+
+
+def without_hidden(image: Image) -> np.ndarray:
+    """The pixels of an image; those that are transparent have the colors that show around them.
+
+    Their own would show at the edge, which denoisers take for one of the picture.
+    """
+    if image.alpha is None or image.alpha.all():
+        return image.pixels
+    shows = (image.alpha > 0).astype(np.float32)
+    pixels = to_float(image.pixels)
+    return continued(pixels, shows if pixels.ndim == 2 else shows[..., None])
+
+
+def keep_hidden(full: np.ndarray, image: Image) -> None:
+    """Puts back what is transparent in an image, as it came."""
+    if image.alpha is not None:
+        hidden = image.alpha == 0
+        full[hidden] = to_float(image.pixels[hidden])
+
+
+def _visible(image: Image) -> np.ndarray:
+    """Its pixels, black where it is transparent: of what is hidden there noise says nothing."""
+    if image.alpha is None:
+        return image.pixels
+    hidden = image.alpha == 0
+    return np.where(hidden if image.pixels.ndim == 2 else hidden[..., None], 0, image.pixels)
 
 
 def _estimated(pixels: np.ndarray) -> NoiseEstimate:
@@ -175,14 +203,9 @@ def map_for(x: Tensor) -> Tensor:
 
 def check_range(image: Image) -> None:
     """Raises if the values of a float image cannot be on its scale; warns of 16 bits like that."""
-    dtype = image.pixels.dtype
-    if dtype == np.uint8:
-        return
-    most = np.abs(image.pixels).max(initial=0)
-    if dtype.kind == "f" and most > FLOAT_RANGE_LIMIT:
-        how = "divide them by their white, or say which it is in the file (white=255)"
-        raise ValueError(f"float values are to be in [0, 1], these reach {most:g}: {how}")
-    if dtype == np.uint16 and 0 < most <= TWELVE_BIT_MAX:
+    check_scale(image.pixels)
+    most = image.pixels.max(initial=0) if image.pixels.dtype == np.uint16 else 0
+    if 0 < most <= TWELVE_BIT_MAX:
         how = f"divide them by it, or read them with white={likely_white(image.pixels)}"
         warn(f"no value is above {most} of 65535: if white is there, {how}")
 
@@ -251,6 +274,22 @@ def _check_units(*levels: float) -> None:
         if not 0 <= level <= 1:
             unit = "sigma must be between 0 and 1, in the units of x (25 of 255 is 0.098)"
             raise ValueError(f"{unit}, got {level:g}")
+
+
+def range_of(x: Tensor, sigma: float) -> tuple[float, float]:
+    """The lowest and the highest value of images [B, C, H, W] but for their noise.
+
+    0 and 1, unless some are beyond them: light in float images, values below black.
+
+    Args:
+        x: the images.
+        sigma: level of their noise on the 0..255 scale, at most.
+    """
+    block = min(MEANS, x.shape[2]), min(MEANS, x.shape[3])
+    means = avg_pool2d(x.detach().float(), block)
+    low, high = float(means.min()), float(means.max())
+    slack = 5 * sigma / 255 / math.sqrt(block[0] * block[1])  # five times the noise of a mean
+    return low if low < -slack else 0.0, high if high > 1 + slack else 1.0
 
 
 def to_planes(x: Tensor, channels: int) -> Tensor:

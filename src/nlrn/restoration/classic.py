@@ -29,9 +29,11 @@ from nlrn.restoration.base import (
     check_batch,
     check_level,
     check_strength,
+    keep_hidden,
     noise_facts,
     noise_of,
     tone_for,
+    without_hidden,
 )
 
 METHODS: dict[str, Callable[..., np.ndarray]] = {
@@ -98,8 +100,9 @@ class ClassicDenoiser(nn.Module):
         if announce is not None and self.method in SLOW and image.pixels.size >= WORTH_MEASURING:
             channels = 3 if image.pixels.ndim == 3 and tone is None else 1
             announce(self.seconds((image.height, image.width), level, channels))
-        noisy = images.to_float(image.pixels)
+        noisy = images.to_float(without_hidden(image))
         full = self._clean_toned(tone, noisy, level, choose_device(self.device), progress)
+        keep_hidden(full, image)
         return Restored(at_strength(image, full, strength), facts, full)
 
     def forward(self, x: Tensor, sigma: float | Tensor | None = None) -> Tensor:

@@ -37,13 +37,16 @@ from nlrn.restoration.base import (
     in_color,
     is_flat,
     is_map,
+    keep_hidden,
     map_for,
     model_name,
     noise_facts,
     noise_of,
+    range_of,
     to_batch,
     to_planes,
     tone_for,
+    without_hidden,
 )
 from nlrn.restoration.choice import Choice, check_quality, choose_denoiser
 
@@ -122,7 +125,7 @@ class Denoiser(nn.Module):
         progress: Progress | None = None,
         announce: Announce | None = None,
     ) -> Restored:
-        """The image without its noise; alpha and metadata stay.
+        """The image without its noise; alpha, metadata and what is transparent stay.
 
         Args:
             image: what to restore.
@@ -151,7 +154,7 @@ class Denoiser(nn.Module):
             facts["by_channel"] = True
         warn_of_weak_noise(engine.network, level)
         announce_time(engine, (image.height, image.width), planes, announce)
-        noisy = to_batch(image.pixels, engine.device_for(), COPIES)
+        noisy = to_batch(without_hidden(image), engine.device_for(), COPIES)
         shown, axis, strongest = noisy, torch.ones(()), 1.0
         if tone is not None:
             axis = torch.from_numpy(tone.axis).to(noisy).reshape(1, 3, 1, 1)
@@ -166,6 +169,7 @@ class Denoiser(nn.Module):
         given = _given(engine.network, shown, levels)
         clean = noisy - axis * given.removed(engine(given.input, progress))
         full = clean[0].permute(1, 2, 0).reshape(shape).contiguous().cpu().numpy()
+        keep_hidden(full, image)
         return Restored(at_strength(image, full, strength), facts, full)
 
     def seconds(self, size: tuple[int, int], sigma: float, channels: int = 1) -> float:
@@ -201,6 +205,10 @@ class Denoiser(nn.Module):
         """Images [B, C, H, W] without noise of one level, or of a map, on the 0..255 scale."""
         if self.strength == 0 or level == 0:
             return x.clone()
+        if len(x) > 1 and range_of(x, level) != (0, 1):  # each by its own range
+            maps = [None] * len(x) if noise_map is None else noise_map.split(1)
+            parts = zip(x.split(1), maps, strict=True)
+            return torch.cat([self._clean(image, level, levels) for image, levels in parts])
         if x.shape[1] == 3 and (is_gray := (x == x[:, :1]).flatten(1).all(1)).any():
             return self._clean_gray_in_color(x, is_gray, level, noise_map)
         engine = self.engine_for(x.shape[1])
@@ -238,16 +246,18 @@ def _given(network: Network, x: Tensor, level: float | Tensor) -> Conditioned:
     What is then to be taken away from them is in float32 or better.
     """
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    planes, noiseless = to_planes(exact, network.in_channels), None
+    low, high = range_of(exact, float(level.max()) if isinstance(level, Tensor) else level)
+    extent = high - low
+    if (low, high) != (0, 1):  # networks know what is in [0, 1] alone
+        exact, level = (exact - low) / extent, level / extent
+    planes = to_planes(exact, network.in_channels)
     if isinstance(level, Tensor):  # channel by channel the map is that of all three
         level = level.to(exact).repeat_interleave(len(planes) // len(x), 0)
-        noiseless = level == 0
     is_gray_in_color = planes.shape[1] > x.shape[1]
     given = network.condition(*(in_color(planes, level) if is_gray_in_color else (planes, level)))
 
     def removed(clean: Tensor) -> Tensor:
-        noise = _but_flat(planes, given.removed(clean))
-        return from_planes(noise if noiseless is None else noise.masked_fill(noiseless, 0.0), exact)
+        return extent * from_planes(_but_flat(planes, given.removed(clean)), exact)
 
     return Conditioned(given.input, removed)
 

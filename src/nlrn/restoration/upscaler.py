@@ -32,6 +32,7 @@ from nlrn.restoration.base import (
     check_range,
     is_flat,
     model_name,
+    range_of,
     to_batch,
     to_pixels,
     to_planes,
@@ -175,7 +176,10 @@ class Upscaler(nn.Module):
         announce_time(engine, (image.height, image.width), len(planes), announce)
         flat = interpolate(is_flat(planes, FLAT_REACH).float(), scale_factor=factor) > 0
         same = interpolate(planes, scale_factor=factor)
-        large = torch.where(flat, same, engine(planes, progress))
+        low, high = range_of(planes, 0)
+        inside = planes if (low, high) == (0, 1) else (planes - low) / (high - low)
+        large = engine(inside, progress)
+        large = torch.where(flat, same, large if inside is planes else low + (high - low) * large)
         large = large.mean(1).expand(len(batch[0]), -1, -1) if is_gray else large.flatten(0, 1)
         size = (*large.shape[1:], *colors.shape[2:])
         return large.permute(1, 2, 0).reshape(size).contiguous(), opacity
@@ -206,7 +210,10 @@ class Upscaler(nn.Module):
         return self.engine.seconds((_enlarged(size[0], factor), _enlarged(size[1], factor)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Gray or RGB images [B, C, H, W] in [0, 1], enlarged, on x's device and in its dtype."""
+        """Gray or RGB images [B, C, H, W] in [0, 1], enlarged, on x's device and in its dtype.
+
+        No gradients flow to x.
+        """
         check_batch(x)
         results = []
         for one in x.detach().float().cpu():  # C H W

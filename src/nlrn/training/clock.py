@@ -12,6 +12,8 @@ from typing import Any
 from nlrn.training.config_tables import Stage
 from nlrn.training.schedule import Progress, fraction_done
 
+LONG = 10.0  # seconds: a single process looks at the clock at least that often
+
 
 class Interrupt:
     """Ctrl-C and SIGTERM ask for an end after the present step; a second one ends at once."""
@@ -85,6 +87,15 @@ class Clock:
     def ends_now(self) -> bool:
         """Whether someone asked for an end; several processes hear of it at the next tick."""
         return self._interrupt.asked and self._fabric.world_size == 1
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the last tick was long ago, as where a step takes seconds.
+
+        Never of several processes, which have to tick at the same step.
+        """
+        since = time.monotonic() - self._begun - self._mark
+        return since > LONG and self._fabric.world_size == 1
 
     @property
     def is_over(self) -> bool:

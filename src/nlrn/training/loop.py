@@ -170,7 +170,9 @@ def _train_stage(task: _Task, stage: Stage, progress: Progress, clock: Clock) ->
             clock.restart()
             since_tick = 0
         ended = bool(stage.steps) and progress.stage_step >= stage.steps
-        if not (ended or progress.stage_step % runtime.log_every == 0 or clock.ends_now):
+        ticks = progress.stage_step % runtime.log_every == 0
+        ticks |= clock.ends_now or (step.done > step.warm_steps and clock.is_late)
+        if not (ended or ticks):
             continue
 
         # Only here the host waits for the device.
