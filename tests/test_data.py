@@ -72,6 +72,38 @@ def test_upper_and_lower_case_do_not_matter(name: str, root: Path) -> None:
     assert len(datasets.image_files(name, root)) == 3
 
 
+@pytest.mark.parametrize("suffix", [".bmp", ".webp", ".tif", ".pgm"])
+def test_the_same_pixels_in_another_format_will_do(
+    suffix: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels = {f.stem: np.array(Image.open(f)) for f in (root / "set12").iterdir()}
+    hashes = {stem: hashlib.sha256(array.tobytes()).hexdigest() for stem, array in pixels.items()}
+    monkeypatch.setattr(datasets, "_pixel_hashes", lambda: {"set12": hashes})
+    for stem in pixels:
+        file = root / "set12" / f"{stem}.png"
+        Image.open(file).save(file.with_suffix(suffix), lossless=True)  # WebP asks for it
+        file.unlink()
+    files = datasets.image_files("Set12", root)
+    assert [file.suffix for file in files] == [suffix] * 3
+    for file in files:
+        assert (datasets.read_gray(file) == pixels[file.stem]).all()
+    assert datasets.check(root, ["Set12"])[0].state == "ok"
+    Image.fromarray(pixels["a"] ^ 1).save(root / "set12" / f"a{suffix}", lossless=True)
+    with pytest.raises(DataError, match="not the published one"):
+        datasets.read_gray(root / "set12" / f"a{suffix}")
+    assert datasets.check(root, ["Set12"])[0].state == "1 damaged"
+
+
+@with_real_data
+def test_hashes_of_pixels_are_those_of_the_published_files() -> None:
+    for folder, hashes in datasets._pixel_hashes().items():
+        names = {Path(name).stem: name for name in datasets.manifest()[folder]}
+        assert set(names) == set(hashes)
+        stem = min(hashes)
+        pixels = datasets.read_image(REAL / folder / names[stem])
+        assert hashlib.sha256(pixels.tobytes()).hexdigest() == hashes[stem]
+
+
 def test_every_folder_is_a_set() -> None:
     assert all(datasets.folders(folder) == (folder,) for folder in datasets.manifest())
 

@@ -1,7 +1,8 @@
 """Image sets by name from a data root, checked against the published files, decoded once.
 
 The root has one folder per set (`bsds500/train`, `t91`, `set12`, ...; docs/data.md has the table).
-`published.json` beside this file holds the sha256 of every published image:
+`published.json` beside this file holds the sha256 of every published image, `pixels.json` those of
+the pixels, so that they may be stored in another lossless format:
 
 - `image_files` lists exactly the published images of a set, for tables;
 - `training_files` lists whatever images the folders hold, so that one can train on one's own;
@@ -13,6 +14,7 @@ Only images are read here: patches and noise are made where the network runs.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -87,6 +89,7 @@ HALVED = ("BSD200-half",)
 # Sets of pairs: how the names of a noisy image and of its reference end.
 PAIRS = {"PolyU": ("_real", "_mean")}
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+_LOSSLESS = (".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")  # which keep all pixels
 _NOT_PUBLISHED = "sha256 differs from the manifest; the file is damaged or not the published one"
 
 
@@ -94,6 +97,14 @@ _NOT_PUBLISHED = "sha256 differs from the manifest; the file is damaged or not t
 def manifest() -> dict[str, dict[str, str]]:
     """Folder -> file name -> sha256 of every published image."""
     text = files("nlrn.datasets").joinpath("published.json").read_text(encoding="utf-8")
+    content: dict[str, dict[str, str]] = json.loads(text)
+    return content
+
+
+@cache
+def _pixel_hashes() -> dict[str, dict[str, str]]:
+    """Folder -> name without its ending -> sha256 of the pixels, where these are not of a JPEG."""
+    text = files("nlrn.datasets").joinpath("pixels.json").read_text(encoding="utf-8")
     content: dict[str, dict[str, str]] = json.loads(text)
     return content
 
@@ -145,7 +156,8 @@ def published(name: str) -> list[tuple[str, str]]:
 def image_files(name: str, root: str | Path, *, shard: tuple[int, int] = (1, 1)) -> list[Path]:
     """The published image files of a set, sorted by folder and name.
 
-    Other files in the folders are passed over. The content is checked by `read_image`.
+    Other files in the folders are passed over. The content is checked by `read_image`: an image
+    may be stored in another format that keeps its pixels.
 
     Args:
         name: of the set.
@@ -164,10 +176,19 @@ def image_files(name: str, root: str | Path, *, shard: tuple[int, int] = (1, 1))
     for folder in SETS[name]:
         path = Path(root) / folder
         wanted = [file for where, file in chosen if where == folder]
-        if lacking := [file for file in wanted if not (path / file).is_file()]:
+        there = {file: _find(path, folder, file) for file in wanted}
+        if lacking := [file for file, place in there.items() if place is None]:
             raise DataError(f"{_missing(path, lacking)}; {name} needs {len(wanted)} images there")
-        found += [path / file for file in wanted]
+        found += [place for place in there.values() if place is not None]
     return found
+
+
+def _find(path: Path, folder: str, file: str) -> Path | None:
+    """A published image under a path, perhaps in another format that keeps its pixels; or None."""
+    stem = Path(file).stem
+    others = _LOSSLESS if stem in _pixel_hashes().get(folder, {}) else ()
+    places = (path / file, *(path / f"{stem}{suffix}" for suffix in others))
+    return next((place for place in places if place.is_file()), None)
 
 
 def image_pairs(name: str, root: str | Path) -> list[tuple[Path, Path]]:
@@ -228,10 +249,25 @@ def read_image(path: str | Path) -> Pixels:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from error
-    folder = published_folder(path)
-    if folder and hashlib.sha256(content).hexdigest() != manifest()[folder][path.name]:
-        raise DataError(f"{path}: {_NOT_PUBLISHED}")
-    return decode(content, path)
+    folder = published_folder(path, any_format=path.suffix.lower() in _LOSSLESS)
+    if not folder or _has_hash(content, manifest()[folder].get(path.name)):
+        return decode(content, path)
+    with contextlib.suppress(DataError):  # damaged
+        pixels = decode(content, path)
+        if _has_pixels(pixels, _pixel_hashes().get(folder, {}).get(path.stem)):
+            return pixels
+    raise DataError(f"{path}: {_NOT_PUBLISHED}")
+
+
+def _has_hash(content: bytes, expected: str | None) -> bool:
+    return hashlib.sha256(content).hexdigest() == expected
+
+
+def _has_pixels(pixels: Pixels, expected: str | None) -> bool:
+    """Whether these are the published pixels; gray may be stored as color."""
+    is_gray = pixels.ndim == 3 and bool((pixels == pixels[..., :1]).all())
+    shown = (pixels, pixels[..., 0]) if is_gray else (pixels,)
+    return any(_has_hash(array.tobytes(), expected) for array in shown)
 
 
 def published_folder(path: Path, *, any_format: bool = False) -> str:
@@ -319,13 +355,20 @@ def check(root: str | Path, names: Sequence[str] | None = None) -> list[SetState
 
 def _file_state(root: Path, key: tuple[str, str]) -> str:
     folder, file = key
+    place = _find(root / folder, folder, file) or root / folder / file
     try:
-        content = (root / folder / file).read_bytes()
+        content = place.read_bytes()
     except FileNotFoundError:
         return "missing"
     except OSError:
         return "unreadable"
-    return "ok" if hashlib.sha256(content).hexdigest() == manifest()[folder][file] else "damaged"
+    if _has_hash(content, manifest()[folder][file]):
+        return "ok"
+    try:
+        read_image(place)
+    except DataError:
+        return "damaged"
+    return "ok"
 
 
 def complaints(root: str | Path, states: Iterable[SetState], *, all_needed: bool) -> list[str]:
