@@ -150,7 +150,7 @@ def test_other_types_and_nan_are_refused():
         estimate_sigma([[0.5, 0.5]])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="NaN"):
         estimate_sigma(np.full((8, 9), np.nan))
-    with pytest.raises(ValueError, match="float32 cannot hold"):
+    with pytest.raises(ValueError, match="these reach 1e"):
         estimate_sigma(np.full((8, 9), 1e300))
 
 

@@ -140,7 +140,8 @@ def check_report(path: Path | None, *, overwrite: bool) -> None:
 
 def _what(facts: dict[str, Any]) -> str:
     """What was done to a file, in a few words, where it is known."""
-    pages = f"{facts['pages']} pages {facts['axes']}, " if "pages" in facts else ""
+    count = facts.get("pages", 0)
+    pages = f"{count} page{'s' * (count != 1)} {facts['axes']}, " if count else ""
     if "scale" in facts:
         return f"{pages}x{facts['scale']:g}, "
     how = "channel by channel, " if facts.get("by_channel") else ""

@@ -250,11 +250,13 @@ def read_image(path: str | Path) -> Pixels:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from error
     folder = published_folder(path, any_format=path.suffix.lower() in _LOSSLESS)
-    if not folder or _has_hash(content, manifest()[folder].get(path.name)):
+    expected = _pixel_hashes().get(folder, {}).get(path.stem)
+    known = manifest().get(folder, {}).get(path.name)
+    if (known, expected) == (None, None) or _has_hash(content, known):
         return decode(content, path)
     with contextlib.suppress(DataError):  # damaged
         pixels = decode(content, path)
-        if _has_pixels(pixels, _pixel_hashes().get(folder, {}).get(path.stem)):
+        if _has_pixels(pixels, expected):
             return pixels
     raise DataError(f"{path}: {_NOT_PUBLISHED}")
 

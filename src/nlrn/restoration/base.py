@@ -112,7 +112,7 @@ def check_level(sigma: float | Literal["map"]) -> float:
         raise ValueError("this method takes one noise level, not a map of them")
     if not isinstance(sigma, Real) or isinstance(sigma, bool):
         got = repr(sigma) if isinstance(sigma, str | bool) else type(sigma).__name__
-        raise ValueError(f"sigma must be a number, or None to estimate it, got {got}")
+        raise ValueError(f"sigma must be a number, 'map', or None to estimate it, got {got}")
     if not 0 <= sigma <= LARGEST_SIGMA:
         raise ValueError(f"sigma must be 0 or more, at most {LARGEST_SIGMA}, got {sigma:g}")
     return float(sigma)

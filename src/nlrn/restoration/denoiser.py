@@ -152,6 +152,8 @@ class Denoiser(nn.Module):
         planes = channels if engine.network.in_channels == 1 else 1
         if planes > 1:
             facts["by_channel"] = True
+        if by_map:
+            _check_takes_map(engine.network)
         warn_of_weak_noise(engine.network, level)
         announce_time(engine, (image.height, image.width), planes, announce)
         noisy = to_batch(without_hidden(image), engine.device_for(), COPIES)
@@ -161,7 +163,6 @@ class Denoiser(nn.Module):
             shown, strongest = (noisy * axis).mean(1, keepdim=True) + tone.offset, tone.strongest
         levels: float | Tensor = level / strongest
         if by_map:
-            _check_takes_map(engine.network)
             levels = map_for(shown)
             every = strongest * levels
             low, high = float(every.min()), float(every.max())
