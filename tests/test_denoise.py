@@ -220,7 +220,7 @@ def test_between_the_levels_it_beats_the_next_model_as_it_is(sigma: int) -> None
         (np.zeros((3, 4), np.uint8), {"sigma": float("nan")}, "sigma must be 0 or more"),
         (np.zeros((3, 4), np.uint8), {"sigma": 1000}, "at most 255, got 1000"),
         (np.zeros((3, 4), np.uint8), {"sigma": "auto"}, "a number, 'map', or None .*got 'auto'"),
-        (np.zeros((3, 4), np.uint8), {"sigma": np.ones((3, 4))}, "a number, 'map', or None .*got ndarray"),
+        (np.zeros((3, 4), np.uint8), {"sigma": np.ones((3, 4))}, "a number, .*got ndarray"),
         (np.random.default_rng(0).normal(9, 5, (30, 30)), {"sigma": None}, "to be in .0, 1."),
         (np.zeros((3, 4), np.uint8), {"strength": 1.5}, "strength must be between 0 and 1"),
         (np.zeros((3, 4), np.uint8), {"model": "nope"}, "nope: neither a file nor a model"),
