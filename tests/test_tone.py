@@ -13,7 +13,7 @@ import torch
 import nlrn
 from nlrn.images import Image
 from nlrn.noise import estimate_noise, tone_of
-from nlrn.noise.tone import GRAY, shared_axis
+from nlrn.noise.tone import GRAY, Tone, shared_axis
 from nlrn.restoration import ClassicDenoiser, Denoiser
 from nlrn.restoration.base import in_color
 
@@ -96,6 +96,18 @@ def test_any_two_colors_are_denoised_as_gray_is(
         found = denoiser.restore(Image(picture), sigma)
         gained = psnr(found.image.pixels, toned(CLEAN)) - psnr(picture, toned(CLEAN))
         assert gained > 7 and found.facts["sigma"] == pytest.approx(channel, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "axis", [(1, 1, -1), (1.5, -0.5, -0.5), (0, 1, 0), (1, 0.9, 0.75)], ids=str
+)
+def test_the_gray_picture_is_in_the_range_that_networks_know(axis: tuple[float, ...]) -> None:
+    tone = Tone((np.array(axis) / np.sqrt(np.square(axis).mean())).astype(np.float32))
+    corners = np.array([[[r, g, b] for r in (0, 1) for g in (0, 1)] for b in (0, 1)], np.float32)
+    assert tone.gray(corners).min() > -1e-6 and tone.gray(corners).max() < 1 + 1e-6
+    assert tone.gray(np.full((1, 1, 3), 0.5, np.float32)) == pytest.approx(0.5)
+    noise = np.full((1, 1, 3), 0.5, np.float32) + np.float32(0.1) * tone.axis
+    assert tone.gray(noise) == pytest.approx(0.6), "noise t is t times the axis"
 
 
 def test_gray_stored_as_color_has_the_level_of_gray() -> None:

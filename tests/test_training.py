@@ -159,13 +159,12 @@ def test_steps_that_take_long_do_not_outlast_the_time(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clock, "LONG", 0.01)
-    stage = "minutes = 60\nlr = 1e-3\nbatch = 4\npatch = 16\nnon_local = false"
-    config = write_config(tmp_path / "c.toml", stage, log_every=10**7)
-    begun = time.monotonic()
-    training.run(config, data_root=root, out=tmp_path / "out", time_budget_seconds=0.5)
-    assert time.monotonic() - begun < 20
+    stage = "minutes = 0.003\nlr = 1e-3\nbatch = 4\npatch = 16\nnon_local = false"
+    config = write_config(tmp_path / "c.toml", stage, log_every=5000)
+    training.run(config, data_root=root, out=tmp_path / "out")
     _, metadata = checkpoint.read(tmp_path / "out" / checkpoint.NAME)
-    assert json.loads(metadata["progress"])["step"] > 0
+    progress = json.loads(metadata["progress"])
+    assert progress["stage"] == 1 and 0 < progress["step"] < 5000
 
 
 @pytest.mark.slow
