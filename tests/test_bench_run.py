@@ -266,7 +266,7 @@ def test_models_for_color_get_color_and_are_judged_by_luminance(
         cells, _ = run.plan(
             table, small_root, options, sets=["Set5"], levels=[2], wanted=["sr-rgb"]
         )
-        rows[name] = run.run(cells, tmp_path / name)[0]
+        rows[name] = run.run(cells, tmp_path)[0]
     cell = cells[0]
     image = degrade.mod_crop(datasets.read_image(cell.files[0]), 2)
     small = degrade.imresize(image, 0.5)

@@ -20,7 +20,7 @@ import torch
 from nlrn import atomic, datasets, degrade, images, metrics
 from nlrn.bench import methods
 from nlrn.bench.methods import MethodOptions, PreparedMethod, UnavailableError
-from nlrn.bench.tables import Table
+from nlrn.bench.tables import TABLES, Table
 from nlrn.errors import one_line
 
 SAVE_SECONDS = 2.0  # between two writes of a cell's file; a kill loses no more work than this
@@ -63,10 +63,11 @@ class Row:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """All that decides its figures; the device is of no account, the table neither."""
+        """All that decides its figures: not the device, and of the table only its task."""
         method = methods.SAME_AS.get(self.method, self.method)
+        task = TABLES[self.table].task if self.table in TABLES else self.table
         return (
-            self.set, self.level, method, self.image, self.seed, self.protocol,
+            task, self.set, self.level, method, self.image, self.seed, self.protocol,
             self.version, self.precision,
         )  # fmt: skip
 
@@ -206,7 +207,7 @@ def run(
         ValueError: if a method fails on an image, or a file of rows cannot be read.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # Tables share sets and levels: a row counts for every table that has its cell.
+    # Tables share sets and levels: a row counts for every table of its task that has its cell.
     kept = {row.key: row for file in sorted(folder.glob("*.json")) for row in read_rows([file])}
     todo = [(cell, file) for cell in cells for file in cell.files
             if _key(cell, file, seed) not in kept]  # fmt: skip
