@@ -105,10 +105,13 @@ class RecurrenceInference(nn.Module):
         at_once = BLOCK // sums.shape[1]
         for start in range(0, len(sums), at_once):
             here = slice(start, start + at_once)
+            rows = sums[here]
             if more is not None:
-                sums[here] += more[here]
-            rows = F.rms_norm(sums[here], sums.shape[1:], scale, EPSILON)
-            x[here] = rows.add_(shift).relu_()
+                rows += more[here]
+            # rms_norm by hand: on a CPU its parts run one after the other, in more passes.
+            length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+            normed = rows * (length.square_() / rows.shape[1]).add_(EPSILON).rsqrt_()
+            x[here] = torch.addcmul(shift, normed, scale).relu_()
         return x.view(pixels.shape).permute(0, 3, 1, 2)
 
     def _project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ from nlrn.ops.correlation import (
 from nlrn.ops.tracing import constant
 from nlrn.ops.window import masked_score, neighbor_counts
 
+CACHED = 2**22  # bytes of temporaries; windows of 11 and 15 gain 2 to 5 %
+
 
 def unsupported(query: Tensor, spec: AttentionSpec, channels: int) -> str | None:
     """None: this backend runs every call."""
@@ -89,11 +91,11 @@ class _Chunk:
 def _chunks(geometry: Geometry, like: Tensor, bytes_per_block: int, workspace: int) -> list[_Chunk]:
     """Cuts the work so that temporaries take at most `workspace` bytes, but for a single block.
 
-    On a CPU, no more blocks at once than keep the cores busy: what is small stays in the cache.
+    On a CPU, no more blocks at once than keep the cores busy or stay in the cache.
     """
     limit = max(1, workspace // bytes_per_block)
     if like.device.type == "cpu":
-        limit = min(limit, max(8, _threads()))
+        limit = min(limit, max(8, _threads(), CACHED // bytes_per_block))
     cols, chunks = geometry.cols, []
     images, width = max(1, min(geometry.batch, limit // cols)), min(cols, limit)
     for row in range(geometry.rows):
