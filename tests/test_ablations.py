@@ -296,7 +296,7 @@ def test_the_commands(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file = str(schedule(tmp_path))
     code, shown, said = invoke("ablate", "base", "T2", "--schedule", file, "--data", str(images))
     assert code == 0 and not said and "base            seed 0  Set12" in shown
-    code, shown, _ = invoke("steps", "rows/ablation.json")
+    code, shown, _ = invoke("steps", "runs/ablation.json")
     assert code == 0 and "All trained alike on bsd400 at sigma 25" in shown
     code, shown, said = invoke("ablate", "q6", "--schedule", file, "--data", str(images))
     assert code == 2 and "unknown variant 'q6'" in said and said.count("\n") == 1
@@ -307,6 +307,6 @@ def test_the_commands(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "docs").mkdir()
     for page in ("README.md", "docs/results.md"):
         (tmp_path / page).write_text("<!-- bench steps full -->\n<!-- /bench -->\n")
-    code, shown, _ = invoke("docs", "rows/ablation.json")
+    code, shown, _ = invoke("docs", "runs/ablation.json")
     assert code == 0 and "docs/results/ablation.json\n" in shown
-    assert invoke("steps")[1] == invoke("steps", "rows/ablation.json")[1]
+    assert invoke("steps")[1] == invoke("steps", "runs/ablation.json")[1]

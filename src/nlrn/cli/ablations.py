@@ -38,7 +38,7 @@ def ablate(
     out: Annotated[str, typer.Option(help="Folder for the folders of the runs.")] = "runs/ablation",
     rows: Annotated[
         str, typer.Option(help="File to keep rows in; what has a row is not trained again.")
-    ] = "rows/ablation.json",
+    ] = "runs/ablation.json",
 ) -> None:
     """Train variants of the network in short, measure them on Set12, keep a row for each.
 

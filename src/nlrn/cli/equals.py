@@ -42,7 +42,7 @@ def equal(
     out: Annotated[str, typer.Option(help="Folder for the folders of the runs.")] = "runs/equal",
     rows: Annotated[
         str, typer.Option(help="File to keep rows in; what has a row is not trained again.")
-    ] = "rows/equal.json",
+    ] = "runs/equal.json",
 ) -> None:
     """Train networks for equal minutes, measure them, keep a row for each.
 
