@@ -235,6 +235,29 @@ def test_gray_stays_gray_and_white_stays_white(channels: int) -> None:
     assert np.array_equal(threefold, np.repeat(alone[..., None], 3, 2))
 
 
+def test_no_color_comes_from_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The change of color is bounded by the color within two pixels, as loops over pixels say."""
+    rng, network = np.random.default_rng(6), larger().with_scale(2)
+    pixels = np.repeat(rng.random((11, 14, 1), np.float32), 3, 2)
+    pixels[:, 9:] += 0.02 * rng.random((11, 5, 3), np.float32)
+    pixels = pixels.clip(0, 1)
+    batch = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    smooth, free = enlarge(batch, 2)[0].numpy(), network(batch)[0].detach().numpy()
+    expected = free.copy()
+    for y, x in np.ndindex(22, 28):
+        near = pixels[max(0, y // 2 - 2) : y // 2 + 3, max(0, x // 2 - 2) : x // 2 + 3]
+        most = float(np.ptp(near, axis=2).max())
+        change = free[:, y, x] - smooth[:, y, x]
+        color = (change - change.mean()).clip(-most, most)
+        expected[:, y, x] = smooth[:, y, x] + change.mean() + color
+    assert np.abs(expected - free).max() > 0.01
+    for rows in (3, 64):
+        monkeypatch.setattr("nlrn.restoration.upscaler.BAND", rows)
+        result = Upscaler(2, network).restore(Image(pixels)).image.pixels
+        np.testing.assert_allclose(result, expected.transpose(1, 2, 0), atol=1e-5)
+        assert np.ptp(result[:, :14], axis=2).max() < 1e-5  # gray up to two pixels from color
+
+
 def test_opacity_depth_and_color_are_kept() -> None:
     rng = np.random.default_rng(4)
     pixels = rng.integers(0, 65536, (8, 9, 3), dtype=np.uint16)

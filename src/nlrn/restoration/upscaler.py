@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import interpolate
+from torch.nn.functional import interpolate, max_pool2d
 
 from nlrn import images, models
 from nlrn.degrade import imresize
@@ -20,6 +20,7 @@ from nlrn.images import Image
 from nlrn.inference import Engine, Settings
 from nlrn.inference.settings import check_settings
 from nlrn.models import Network
+from nlrn.models.bicubic import REACH, enlarge
 from nlrn.noise.tone import shows_gray
 from nlrn.progress import Progress
 from nlrn.restoration.base import (
@@ -48,6 +49,8 @@ LUMINANCE_OF_BLACK = np.float32(16 / 255)
 RGB_OF_LUMINANCE = np.float32(255 / 219)
 COPIES = 6  # of the result that exist at a time around the network
 FLAT_REACH = 2  # pixels of the image around one that are the same where nothing is changed
+COLOR_REACH = REACH  # likewise, whose color bounds the change of color
+BAND = 64  # rows of the image whose color is bounded at a time
 
 Enlarged = tuple[Tensor, np.ndarray | None]  # pixels [H, W] or [H, W, 3] and opacity, float32
 
@@ -150,8 +153,8 @@ class Upscaler(nn.Module):
             cleaned = self.denoiser.restore(image, announce=announce)
             image, facts["sigma"] = cleaned.image, cleaned.facts["sigma"]
         enlarges = bool(self.engine.network.factors)
-        enlarge = self._directly if enlarges else self._by_luminance
-        pixels, opacity = enlarge(image, scale, progress, announce)
+        run = self._directly if enlarges else self._by_luminance
+        pixels, opacity = run(image, scale, progress, announce)
         size = (_enlarged(image.height, scale), _enlarged(image.width, scale))
         if pixels.shape[:2] != size:
             shrunk, opacity = resized(pixels.cpu().numpy(), opacity, size=size)
@@ -180,6 +183,8 @@ class Upscaler(nn.Module):
         inside = planes if (low, high) == (0, 1) else (planes - low) / (high - low)
         large = engine(inside, progress)
         large = torch.where(flat, same, large if inside is planes else low + (high - low) * large)
+        if planes.shape[1] == 3 and not is_gray:
+            large = _bound_color(large, planes, factor)
         large = large.mean(1).expand(len(batch[0]), -1, -1) if is_gray else large.flatten(0, 1)
         size = (*large.shape[1:], *colors.shape[2:])
         return large.permute(1, 2, 0).reshape(size).contiguous(), opacity
@@ -225,6 +230,29 @@ class Upscaler(nn.Module):
     def extra_repr(self) -> str:
         """What `print` shows of it."""
         return f"scale={self.scale:g}, model={self.model!r}"
+
+
+def _bound_color(large: Tensor, small: Tensor, factor: int) -> Tensor:
+    """The result [1, 3, sH, sW] for an image [1, 3, H, W], with no color from nowhere.
+
+    What the network changes in a pixel is brightness and color, the differences from the mean of
+    red, green and blue; of color it may change as much as there is within two pixels of the image.
+    Alone it gives a tint to fine black lines on white.
+    """
+    for top in range(0, small.shape[2], BAND):
+        end = min(top + BAND, small.shape[2])
+        first, last = max(0, top - 2 * COLOR_REACH), end + 2 * COLOR_REACH
+        here = small[:, :, first:last]
+        color = here.amax(1, keepdim=True) - here.amin(1, keepdim=True)
+        most = max_pool2d(color, 2 * COLOR_REACH + 1, stride=1, padding=COLOR_REACH)
+        band, rows = slice(top - first, end - first), slice(factor * top, factor * end)
+        most = interpolate(most[:, :, band], scale_factor=factor)
+        smooth = enlarge(here, factor)[:, :, factor * band.start : factor * band.stop]
+        change = large[:, :, rows] - smooth
+        brightness = change.mean(1, keepdim=True)
+        change -= brightness
+        large[:, :, rows] = smooth + brightness + torch.minimum(torch.maximum(change, -most), most)
+    return large
 
 
 def check_scale(scale: float) -> float:
