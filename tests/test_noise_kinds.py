@@ -103,6 +103,31 @@ def test_level_of_a_jpeg_grows_with_its_strength_up_to_a_limit():
     assert estimate_noise(as_jpeg(photo(), 75)).is_correlated
 
 
+@pytest.mark.parametrize(
+    ("sigma", "format", "quality"),
+    [(10, "JPEG", 95), (25, "JPEG", 95), (25, "JPEG", 85), (10, "WEBP", 90), (25, "WEBP", 90)],
+)
+def test_noise_that_the_channels_share_is_found_in_full(sigma, format, quality):
+    """Of files with halved color: 0.67 of the noise is left in all channels, the same in each."""
+    file, clean = io.BytesIO(), photo()
+    grain = np.random.default_rng(0).normal(0, sigma, clean.shape)
+    with_noise = np.clip(clean + grain, 0, 255).round().astype(np.uint8)
+    Image.fromarray(with_noise).save(file, format, quality=quality)
+    pixels = np.asarray(Image.open(file))
+    found = estimate_noise(pixels)
+    assert found.white < 0.8 * sigma
+    assert sigma < found.level < 1.4 * sigma and found.is_correlated
+    results = (nlrn.denoise(pixels, level, quality="fast") for level in (found.level, found.white))
+    well, weakly = (float(np.mean((result - clean.astype(float)) ** 2)) for result in results)
+    assert well < 0.7 * weakly
+
+
+def test_a_clean_photograph_has_no_noise_that_the_channels_share():
+    assert not estimate_noise(photo()).is_correlated
+    compressed = estimate_noise(as_jpeg(photo(), 85))
+    assert compressed.level == pytest.approx(18 * compressed.jpeg)
+
+
 def test_gray_has_less_of_the_noise_of_a_jpeg():
     color, gray = as_jpeg(photo(), 75), as_jpeg(photo()[..., 1], 75)
     assert estimate_noise(gray).level < 0.75 * estimate_noise(color).level

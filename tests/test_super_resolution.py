@@ -235,22 +235,30 @@ def test_gray_stays_gray_and_white_stays_white(channels: int) -> None:
     assert np.array_equal(threefold, np.repeat(alone[..., None], 3, 2))
 
 
-def test_no_color_comes_from_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The change of color is bounded by the color within two pixels, as loops over pixels say."""
+def test_nothing_comes_from_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is near in the image bounds values and changes of color, as loops over pixels say."""
     rng, network = np.random.default_rng(6), larger().with_scale(2)
     pixels = np.repeat(rng.random((11, 14, 1), np.float32), 3, 2)
     pixels[:, 9:] += 0.02 * rng.random((11, 5, 3), np.float32)
+    pixels[:6, :6] = 0.7
+    pixels[2, 2] = 0.69
     pixels = pixels.clip(0, 1)
     batch = torch.from_numpy(pixels).permute(2, 0, 1)[None]
     smooth, free = enlarge(batch, 2)[0].numpy(), network(batch)[0].detach().numpy()
-    expected = free.copy()
+    recolored, expected = np.empty_like(free), np.empty_like(free)
     for y, x in np.ndindex(22, 28):
-        near = pixels[max(0, y // 2 - 2) : y // 2 + 3, max(0, x // 2 - 2) : x // 2 + 3]
-        most = float(np.ptp(near, axis=2).max())
+
+        def near(reach: int, y: int = y // 2, x: int = x // 2) -> np.ndarray:
+            return pixels[max(0, y - reach) : y + reach + 1, max(0, x - reach) : x + reach + 1]
+
+        most = float(np.ptp(near(2), axis=2).max())
         change = free[:, y, x] - smooth[:, y, x]
         color = (change - change.mean()).clip(-most, most)
-        expected[:, y, x] = smooth[:, y, x] + change.mean() + color
-    assert np.abs(expected - free).max() > 0.01
+        recolored[:, y, x] = smooth[:, y, x] + change.mean() + color
+        low, high = near(1).min((0, 1)), near(1).max((0, 1))
+        bounds = low - 2 * (high - low), high + 2 * (high - low)
+        expected[:, y, x] = recolored[:, y, x].clip(*bounds)
+    assert np.abs(recolored - free).max() > 0.01 and np.abs(expected - recolored).max() > 0.01
     for rows in (3, 64):
         monkeypatch.setattr("nlrn.restoration.upscaler.BAND", rows)
         result = Upscaler(2, network).restore(Image(pixels)).image.pixels

@@ -16,6 +16,9 @@ from nlrn.noise.white import ChannelNoise, estimate_channel
 # most the second; docs/camera-photos.md says on which images they were chosen.
 JPEG_LEVEL, LARGEST_JPEG_LEVEL = 18.0, 15.0
 GRAY_SHARE = float(np.linalg.norm(LUMA))  # of noise that differs by channel, what gray has of it
+# Fine noise of color over that of a channel, at most, where the channels share theirs: 0.03 to 0.09
+# on photographs with noise that were stored with halved color, 0.25 and more on others.
+SHARED = 0.15
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class NoiseEstimate:
 
     @property
     def is_correlated(self) -> bool:
-        """Whether neighboring pixels have noise in common, as in a camera's JPEG."""
+        """Whether neighboring pixels or channels have noise in common, as in a camera's JPEG."""
         return self.level > self.white
 
 
@@ -81,7 +84,10 @@ def estimate_noise(image: images.ImageLike) -> NoiseEstimate:
     - where the covariance of weakly textured patches shows that the noise is not white, one of its
       larger eigenvalues counts instead of its smallest;
     - where the image has gone through JPEG, the level is at least one that grows with the strength
-      of the compression (`nlrn.noise.jpeg`), 8.7 at quality 75.
+      of the compression (`nlrn.noise.jpeg`), 8.7 at quality 75;
+    - where color has hardly any fine noise, as JPEG, WebP and AVIF leave it when they halve color,
+      the channels share what is left, and a denoiser that expects noise of their own takes it for
+      detail. It is to be told the level at which their mean would have as much, root of 3 times.
 
     For white noise the level is that of `estimate_sigma`.
 
@@ -102,8 +108,19 @@ def _estimate(pixels: np.ndarray) -> NoiseEstimate:
     jpeg_level = min(JPEG_LEVEL * strength, LARGEST_JPEG_LEVEL)
     if pixels.ndim == 2 or pixels.shape[2] == 1:
         jpeg_level *= GRAY_SHARE
+    white = 255 * _median([c.sigma for c in channels])
     level = max(255 * _median([c.level for c in channels]), jpeg_level)
-    return NoiseEstimate(level, 255 * _median([c.sigma for c in channels]), strength)
+    return NoiseEstimate(max(level, _shared_level(pixels, white)), white, strength)
+
+
+def _shared_level(pixels: np.ndarray, white: float) -> float:
+    """The level to tell where the channels of [H, W, 3] share their noise of that level, else 0."""
+    if pixels.ndim == 2 or pixels.shape[2] != 3:
+        return 0.0
+    difference = (pixels[..., 0] - pixels[..., 1]) / np.sqrt(2)
+    if 255 * estimate_channel(difference).sigma >= SHARED * white:
+        return 0.0
+    return 255 * np.sqrt(3) * estimate_channel(pixels @ LUMA).sigma
 
 
 def _pixels(image: images.ImageLike) -> np.ndarray:

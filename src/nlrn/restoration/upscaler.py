@@ -20,7 +20,7 @@ from nlrn.images import Image
 from nlrn.inference import Engine, Settings
 from nlrn.inference.settings import check_settings
 from nlrn.models import Network
-from nlrn.models.bicubic import REACH, enlarge
+from nlrn.models.bicubic import enlarge
 from nlrn.noise.tone import shows_gray
 from nlrn.progress import Progress
 from nlrn.restoration.base import (
@@ -48,9 +48,8 @@ LUMINANCE = np.array([65.481, 128.553, 24.966], np.float32) / 255
 LUMINANCE_OF_BLACK = np.float32(16 / 255)
 RGB_OF_LUMINANCE = np.float32(255 / 219)
 COPIES = 6  # of the result that exist at a time around the network
-FLAT_REACH = 2  # pixels of the image around one that are the same where nothing is changed
-COLOR_REACH = REACH  # likewise, whose color bounds the change of color
-BAND = 64  # rows of the image whose color is bounded at a time
+COLOR_REACH, VALUE_REACH = 2, 1  # pixels around one whose color and values bound the result's
+BAND = 64  # rows of the image that are bounded at a time
 
 Enlarged = tuple[Tensor, np.ndarray | None]  # pixels [H, W] or [H, W, 3] and opacity, float32
 
@@ -177,14 +176,14 @@ class Upscaler(nn.Module):
         is_gray = shows_gray(colors)
         planes = to_planes(batch[:, :1] if is_gray else batch, engine.network.in_channels)
         announce_time(engine, (image.height, image.width), len(planes), announce)
-        flat = interpolate(is_flat(planes, FLAT_REACH).float(), scale_factor=factor) > 0
-        same = interpolate(planes, scale_factor=factor)
         low, high = range_of(planes, 0)
         inside = planes if (low, high) == (0, 1) else (planes - low) / (high - low)
         large = engine(inside, progress)
-        large = torch.where(flat, same, large if inside is planes else low + (high - low) * large)
-        if planes.shape[1] == 3 and not is_gray:
-            large = _bound_color(large, planes, factor)
+        if inside is not planes:
+            large = low + (high - low) * large
+        if is_gray:
+            large, planes = large.mean(1, keepdim=True), planes[:, :1]
+        _bound(large, planes, factor)
         large = large.mean(1).expand(len(batch[0]), -1, -1) if is_gray else large.flatten(0, 1)
         size = (*large.shape[1:], *colors.shape[2:])
         return large.permute(1, 2, 0).reshape(size).contiguous(), opacity
@@ -232,27 +231,38 @@ class Upscaler(nn.Module):
         return f"scale={self.scale:g}, model={self.model!r}"
 
 
-def _bound_color(large: Tensor, small: Tensor, factor: int) -> Tensor:
-    """The result [1, 3, sH, sW] for an image [1, 3, H, W], with no color from nowhere.
+def _bound(large: Tensor, small: Tensor, factor: int) -> Tensor:
+    """The result [1, C, sH, sW] for an image [1, C, H, W], with nothing that comes from nowhere.
 
-    What the network changes in a pixel is brightness and color, the differences from the mean of
-    red, green and blue; of color it may change as much as there is within two pixels of the image.
-    Alone it gives a tint to fine black lines on white.
+    A pixel's value leaves the range of those next to it in the image by at most `factor` times
+    their extent, as a thin line does; alone a network puts specks beside small text. Of color, the
+    differences from the mean of red, green and blue, as much may change as there is within two
+    pixels: alone it gives a tint to fine black lines on white.
     """
+    reach = max(COLOR_REACH, VALUE_REACH)
     for top in range(0, small.shape[2], BAND):
         end = min(top + BAND, small.shape[2])
-        first, last = max(0, top - 2 * COLOR_REACH), end + 2 * COLOR_REACH
-        here = small[:, :, first:last]
-        color = here.amax(1, keepdim=True) - here.amin(1, keepdim=True)
-        most = max_pool2d(color, 2 * COLOR_REACH + 1, stride=1, padding=COLOR_REACH)
-        band, rows = slice(top - first, end - first), slice(factor * top, factor * end)
-        most = interpolate(most[:, :, band], scale_factor=factor)
-        smooth = enlarge(here, factor)[:, :, factor * band.start : factor * band.stop]
-        change = large[:, :, rows] - smooth
-        brightness = change.mean(1, keepdim=True)
-        change -= brightness
-        large[:, :, rows] = smooth + brightness + torch.minimum(torch.maximum(change, -most), most)
+        first = max(0, top - 2 * reach)
+        here, band = small[:, :, first : end + 2 * reach], slice(top - first, end - first)
+        result = large[:, :, factor * top : factor * end]
+        if small.shape[1] == 3:
+            color = here.amax(1, keepdim=True) - here.amin(1, keepdim=True)
+            most = interpolate(_largest(color, COLOR_REACH)[:, :, band], scale_factor=factor)
+            smooth = enlarge(here, factor)[:, :, factor * band.start : factor * band.stop]
+            change = result - smooth
+            brightness = change.mean(1, keepdim=True)
+            change = torch.minimum(torch.maximum(change - brightness, -most), most)
+            result.copy_(smooth + brightness + change)
+        high, low = (sign * _largest(sign * here, VALUE_REACH)[:, :, band] for sign in (1, -1))
+        slack = factor * (high - low)
+        bounds = (interpolate(x, scale_factor=factor) for x in (low - slack, high + slack))
+        result.clamp_(*bounds)
     return large
+
+
+def _largest(x: Tensor, reach: int) -> Tensor:
+    """The largest value within so many pixels of each one."""
+    return max_pool2d(x, 2 * reach + 1, stride=1, padding=reach)
 
 
 def check_scale(scale: float) -> float:
