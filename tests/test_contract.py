@@ -257,6 +257,8 @@ def test_denoisers_do_the_same_to_images(denoiser: Denoiser | ClassicDenoiser) -
         (torch.zeros(1, 1, 5, 6), True, r"sigma must be a number or a tensor \[B\], got True"),
         (torch.zeros(2, 1, 5, 6), torch.zeros(5, 6), r"a map \[B, 1, H, W\].*got \(5, 6\)"),
         (torch.zeros(1, 1, 5, 6, dtype=torch.uint8), 0.1, "got torch.uint8"),
+        (torch.zeros(1, 1, 5, 6).to_sparse(), 0.1, "a dense tensor with values, got a sparse_coo"),
+        (torch.zeros(1, 1, 5, 6, device="meta"), 0.1, "a dense tensor with values, got a meta one"),
         (np.zeros((1, 1, 5, 6)), 0.1, "x must be a tensor"),
         (torch.zeros(1, 1, 5, 6), -0.1, "sigma must be between 0 and 1, in the units of x"),
         (torch.zeros(1, 1, 5, 6), float("nan"), "got nan"),

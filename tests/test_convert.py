@@ -169,6 +169,7 @@ def test_the_command_writes_a_model_that_others_take(tmp_path: Path) -> None:
          "convolution 4 has NaN or infinite"),
         (state_dict() | {"dncnn.0.bias": random(5)}, "convolution 1 must be"),
         (state_dict() | {"dncnn.9.alpha": random(5)}, "'dncnn.9' is neither convolution nor"),
+        ({"x": random(5)}, r"'x' belongs to no layer, as 'model\.0\.weight' does"),
         ({"a.running_mean": random(3), "a.running_var": random(3).abs(), "a.weight": random(3),
           "a.bias": random(3)}, "a batch norm of 3 channels fits no layer"),
         ([1, 2], "no state_dict"),

@@ -126,6 +126,12 @@ def test_weak_noise_is_said_and_no_more_is_removed_than_noise(network: NLRN) -> 
     assert nlrn.denoise(image[:1, :1], 20, model=network).shape == (1, 1)
 
 
+def test_noise_beyond_what_a_model_knows_is_said() -> None:
+    image = noisy((12, 16), "float32")
+    with pytest.warns(UserWarning, match="sigma 90 is more than the 75 that this model was"):
+        nlrn.denoise(image, 90, quality="fast")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("sigma", "gain"), [(1, 0), (5, 1.5)])
 @pytest.mark.filterwarnings("ignore:noise of sigma")

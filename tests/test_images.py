@@ -266,6 +266,10 @@ def test_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 def test_missing_folder_unknown_suffix_and_directory(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"a\.png: folder .*nowhere does not exist"):
         images.write(tmp_path / "nowhere" / "a.png", image())
+    (tmp_path / "file").touch()
+    with pytest.raises(ImageError, match=r"a\.png: .*file is a file, not a folder"):
+        images.write(tmp_path / "file" / "a.png", image())
+    (tmp_path / "file").unlink()
     with pytest.raises(ImageError, match=r"unknown suffix '\.gif'"):
         images.write(tmp_path / "a.gif", image())
     (tmp_path / "b.png").mkdir()

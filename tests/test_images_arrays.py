@@ -287,6 +287,8 @@ def test_a_tensor_that_could_be_either_is_refused(shape: tuple[int, ...]) -> Non
         (torch.zeros(0, 9), r"got \(0, 9\)"),
         (torch.zeros(3, 0, 9), r"got \(0, 9, 3\)"),
         (torch.zeros(7, 9, dtype=torch.bool), r"floats or uint8, got torch\.bool"),
+        (torch.zeros(7, 9).to_sparse(), "a dense tensor with values, got a sparse_coo one"),
+        (torch.zeros(7, 9, device="meta"), "a dense tensor with values, got a meta one"),
         (torch.zeros(7, 9, dtype=torch.int64), r"got torch\.int64"),
         (torch.zeros(7, 9, dtype=torch.complex64), r"got torch\.complex64"),
         (torch.full((7, 9), torch.nan), "NaN or infinite"),

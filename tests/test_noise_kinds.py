@@ -236,3 +236,9 @@ def test_the_command_says_what_it_found(tmp_path):
     refused = run_command("denoise", tmp_path / "a.jpg", "--method", "nlm", "--sigma", "map")
     assert refused.exit_code == 2
     assert refused.stderr == "error: this method takes one noise level, not a map of them\n"
+
+
+def test_a_map_of_levels_is_refused_by_classic_methods():
+    x, levels = torch.rand(2, 1, 12, 14), torch.full((2, 1, 12, 14), 0.1)
+    with pytest.raises(ValueError, match=r"^this method takes one noise level, not a map of them"):
+        nlrn.ClassicDenoiser("nlm")(x, levels)

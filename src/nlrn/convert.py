@@ -80,7 +80,9 @@ def _of_torch(path: Path) -> list[Convolution | Norm]:
         raise ValueError(f"{path}: no state_dict, which has a tensor for each name")
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in content.items():
-        layer, _, part = str(name).rpartition(".")
+        layer, dot, part = str(name).rpartition(".")
+        if not dot:
+            raise ValueError(f"{path}: {name!r} belongs to no layer, as 'model.0.weight' does")
         parts.setdefault(layer, {})[part] = tensor
     return [_torch_layer(path, name, part) for name, part in parts.items()]
 

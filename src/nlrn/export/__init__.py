@@ -51,7 +51,7 @@ def export(
     if file_format not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {file_format!r}")
     path = Path(path)
-    _check_target(path, overwrite)
+    _check_target(path, ".zip" if file_format == "bioimageio" else ".onnx", overwrite)
     network = model if isinstance(model, Network) else models.load(model)
     network = _for_scale(network, scale)
     try:
@@ -70,11 +70,13 @@ def export(
     return Exported(path, len(content), difference)
 
 
-def _check_target(path: Path, overwrite: bool) -> None:
+def _check_target(path: Path, suffix: str, overwrite: bool) -> None:
     if not path.parent.is_dir():
         raise ValueError(f"{path}: folder {path.parent} does not exist")
     if path.is_dir():
         raise ValueError(f"{path}: is a folder; name a file")
+    if path.suffix.lower() not in ("", suffix):
+        raise ValueError(f"{path}: a file of this format ends in {suffix}")
     if path.exists() and not overwrite:
         raise ValueError(f"{path}: exists; overwrite=True replaces it")
 

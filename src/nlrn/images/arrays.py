@@ -142,6 +142,9 @@ def _from_tensor(given: Tensor) -> Array:
     if given.ndim == 4:
         doors = "nlrn.Denoiser and nlrn.Upscaler take batches"
         raise ValueError(f"image must have no batch axis, got {shape}; {doors}")
+    if given.layout != torch.strided or given.is_meta:
+        kind = "meta" if given.is_meta else str(given.layout).removeprefix("torch.")
+        raise ValueError(f"image must be a dense tensor with values, got a {kind} one")
     if given.dtype != torch.uint8 and not given.is_floating_point():
         raise ValueError(f"image must be a tensor of floats or uint8, got {given.dtype}")
     plain = given.detach().cpu()

@@ -125,7 +125,9 @@ def check_place(path: Path, *, overwrite: bool = False) -> None:
     """Raises an ImageError if no new file of this name can be written, whatever it holds."""
     with errors_name(path):
         if not path.parent.is_dir():
-            raise FormatError(f"folder {path.parent} does not exist")
+            problem = "is a file, not a folder" if path.parent.exists() else "does not exist"
+            what = path.parent if path.parent.exists() else f"folder {path.parent}"
+            raise FormatError(f"{what} {problem}")
         if not os.access(path.parent, os.W_OK):
             raise FormatError(f"folder {path.parent} is not writable")
         if not overwrite and (path.exists() or path.is_symlink()):  # a link to nothing, too

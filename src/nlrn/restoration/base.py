@@ -216,6 +216,9 @@ def check_batch(x: Tensor) -> None:
         raise ValueError(f"x must be a tensor [B, C, H, W], got {type(x).__name__}")
     if x.dim() != 4 or x.shape[1] not in (1, 3):
         raise ValueError(f"x must be [B, 1, H, W] or [B, 3, H, W], got {tuple(x.shape)}")
+    if x.layout != torch.strided or x.is_meta:
+        kind = "meta" if x.is_meta else str(x.layout).removeprefix("torch.")
+        raise ValueError(f"x must be a dense tensor with values, got a {kind} one")
     if not x.is_floating_point():
         raise ValueError(f"x must be floating point in [0, 1], got {x.dtype}")
     if x.numel() == 0:
@@ -242,6 +245,8 @@ def batch_levels(x: Tensor, sigma: float | Tensor | np.ndarray | None) -> list[f
         given = torch.as_tensor(None if isinstance(sigma, bool) else sigma, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"sigma must be a number or a tensor [B], got {sigma!r}") from None
+    if given.dim() == 4 and given.numel() > 1:
+        raise ValueError("this method takes one noise level, not a map of them")
     if given.dim() > 1 and given.numel() > 1:
         known = "a number or [B], or a map [B, 1, H, W] for networks that take one"
         raise ValueError(f"sigma must be {known}, got {tuple(given.shape)}")

@@ -154,9 +154,10 @@ class Denoiser(nn.Module):
             facts["by_channel"] = True
         if by_map:
             _check_takes_map(engine.network)
-        warn_of_weak_noise(engine.network, level)
         announce_time(engine, (image.height, image.width), planes, announce)
         noisy = to_batch(without_hidden(image), engine.device_for(), COPIES)
+        low, high = range_of(noisy, level)
+        _warn_of_level(engine.network, level / (high - low))
         shown, axis, strongest = noisy, torch.ones(()), 1.0
         if tone is not None:
             axis = torch.from_numpy(tone.axis).to(noisy).reshape(1, 3, 1, 1)
@@ -272,10 +273,15 @@ def _but_flat(planes: Tensor, removed: Tensor) -> Tensor:
     return removed.masked_fill(flat, 0.0)
 
 
-def warn_of_weak_noise(network: Network, sigma: float) -> None:
-    """Warns if the noise is so weak that the network is not the best there is."""
-    trained = network.card.sigma
-    if trained is not None and not network.takes_noise_map and sigma < WEAK_NOISE * trained:
+def _warn_of_level(network: Network, sigma: float) -> None:
+    """Warns if the noise is weaker or stronger than what the network is good at."""
+    trained, levels = network.card.sigma, network.card.sigma_range
+    if levels is not None and sigma > levels[1]:
+        warn(
+            f"noise of sigma {sigma:.3g} is more than the {levels[1]:g} that this model was "
+            "trained for: little detail will be left"
+        )
+    elif trained and not network.takes_noise_map and sigma < WEAK_NOISE * trained:
         warn(
             f"noise of sigma {sigma:.3g} is weak for this model, made for {trained:g}: some is "
             "left, so that no detail is lost; denoise-gray, for all levels, removes more"
