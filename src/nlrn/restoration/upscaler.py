@@ -231,6 +231,7 @@ class Upscaler(nn.Module):
         return f"scale={self.scale:g}, model={self.model!r}"
 
 
+@torch.inference_mode()  # what a recorded network gave may be changed nowhere else
 def _bound(large: Tensor, small: Tensor, factor: int) -> Tensor:
     """The result [1, C, sH, sW] for an image [1, C, H, W], with nothing that comes from nowhere.
 
