@@ -128,7 +128,9 @@ def test_weak_noise_is_said_and_no_more_is_removed_than_noise(network: NLRN) -> 
 
 def test_noise_beyond_what_a_model_knows_is_said() -> None:
     image = noisy((12, 16), "float32")
-    with pytest.warns(UserWarning, match="sigma 90 is more than the 75 that this model was"):
+    with pytest.warns(
+        UserWarning, match="sigma 90 is more than this model was trained for, up to 75"
+    ):
         nlrn.denoise(image, 90, quality="fast")
 
 

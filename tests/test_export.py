@@ -227,8 +227,8 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
         export(network(), tmp_path / "nowhere" / "m.onnx")
     with pytest.raises(ValueError, match="is a folder"):
         export(network(), tmp_path)
-    with pytest.raises(ValueError, match=r"m\.txt: a file of this format ends in \.onnx"):
-        export(network(), tmp_path / "m.txt")
+    with pytest.raises(ValueError, match=r"m\.zip: a file of this format ends in \.onnx"):
+        export(network(), tmp_path / "m.zip")
     with pytest.raises(ValueError, match=r"format must be one of onnx, .* got 'gguf'"):
         export(network(), path, file_format="gguf", overwrite=True)
 

@@ -122,6 +122,47 @@ def test_noise_that_the_channels_share_is_found_in_full(sigma, format, quality):
     assert well < 0.7 * weakly
 
 
+def grainy(sigma: float, quality: int) -> np.ndarray:
+    """The photograph with white noise, as a JPEG with halved color."""
+    noise = np.random.default_rng(0).normal(0, sigma, photo().shape)
+    return as_jpeg(np.clip(photo() + noise, 0, 255).round().astype(np.uint8), quality)
+
+
+@pytest.mark.parametrize("value", [0, 255])
+def test_what_is_clipped_says_nothing_of_shared_noise(value):
+    pixels = photo() + np.random.default_rng(0).normal(0, 15, photo().shape)
+    pixels = np.clip(pixels, 0, 255).round().astype(np.uint8)
+    pixels[:120] = value  # bars, or what is transparent
+    assert not estimate_noise(pixels).is_correlated
+    whole, shared = estimate_noise(grainy(20, 95)[120:]), grainy(20, 95).copy()
+    shared[:120] = value
+    assert estimate_noise(shared).level == pytest.approx(whole.level, rel=0.15)
+
+
+def test_noise_of_two_channels_is_not_shared_by_three():
+    noise = np.random.default_rng(0).normal(0, 15, (203, 262, 2))
+    gray = photo()[..., 1].astype(float)
+    red, blue = gray + noise[..., 0], photo()[..., 2] + noise[..., 1]
+    pixels = np.clip(np.stack([red, red, blue], 2), 0, 255).round().astype(np.uint8)
+    assert not estimate_noise(pixels).is_correlated
+
+
+def test_who_takes_channels_one_by_one_is_told_the_level_of_one():
+    image = images.Image(grainy(20, 95)[:80, :90])
+    found = estimate_noise(image.pixels)
+    assert found.is_correlated and found.one_by_one.level == found.by_channel == found.white
+    told = {
+        "color": nlrn.Denoiser(quality="fast"),
+        "gray": nlrn.Denoiser("denoise-gray-fast"),
+        "bm3d": nlrn.ClassicDenoiser("bm3d"),
+        "nlm": nlrn.ClassicDenoiser("nlm"),
+    }
+    sigmas = {name: restoration.restore(image).facts["sigma"] for name, restoration in told.items()}
+    level, white = round(found.level, 2), round(found.white, 2)
+    assert sigmas == {"color": level, "gray": white, "bm3d": level, "nlm": white}
+    assert nlrn.Denoiser("denoise-gray-fast").restore(image, 12).facts["sigma"] == 12
+
+
 def test_a_clean_photograph_has_no_noise_that_the_channels_share():
     assert not estimate_noise(photo()).is_correlated
     compressed = estimate_noise(as_jpeg(photo(), 85))

@@ -49,12 +49,13 @@ def explain(
         device: "auto" takes a GPU where there is one.
     """
     picture = images.as_image(image)
-    level, tone = noise_of(picture, sigma).level, tone_of(picture.pixels)
+    noise, tone = noise_of(picture, sigma), tone_of(picture.pixels)
     if tone is not None:  # a gray network removes its noise
         picture = Image(tone.gray(images.to_float(picture.pixels)))
-        level /= tone.strongest
     denoiser = Denoiser(AUTO if model is None else model)
     network = denoiser.engine_for(1 if picture.pixels.ndim == 2 else 3).network
+    level = (noise if network.in_channels == 3 else noise.one_by_one).level
+    level /= tone.strongest if tone is not None else 1
     check_position(position, (picture.height, picture.width))
     planes = planes_for(picture, network, channel)
     return trace(network, planes, level, around=position, halo=halo, device=device).maps(position)

@@ -75,7 +75,7 @@ def _check_target(path: Path, suffix: str, overwrite: bool) -> None:
         raise ValueError(f"{path}: folder {path.parent} does not exist")
     if path.is_dir():
         raise ValueError(f"{path}: is a folder; name a file")
-    if path.suffix.lower() not in ("", suffix):
+    if path.suffix.lower() in {".onnx", ".zip"} - {suffix}:
         raise ValueError(f"{path}: a file of this format ends in {suffix}")
     if path.exists() and not overwrite:
         raise ValueError(f"{path}: exists; overwrite=True replaces it")

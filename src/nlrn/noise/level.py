@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,15 +11,16 @@ from nlrn import images
 from nlrn.images.samples import check_scale
 from nlrn.noise.jpeg import LUMA, compression
 from nlrn.noise.tone import tone_of
-from nlrn.noise.white import ChannelNoise, estimate_channel
+from nlrn.noise.white import Bounds, ChannelNoise, estimate_channel, white_noise_where
 
 # What a denoiser is best told of an image in a JPEG: this times the strength of the compression, at
 # most the second; docs/camera-photos.md says on which images they were chosen.
 JPEG_LEVEL, LARGEST_JPEG_LEVEL = 18.0, 15.0
 GRAY_SHARE = float(np.linalg.norm(LUMA))  # of noise that differs by channel, what gray has of it
 # Fine noise of color over that of a channel, at most, where the channels share theirs: 0.03 to 0.09
-# on photographs with noise that were stored with halved color, 0.25 and more on others.
-SHARED = 0.15
+# on photographs with noise that were stored with halved color. Texture has 0.25 and more, but is
+# hardly ever measured as noise above the level TEXTURE; noise of their own has 1.
+SHARED, MOSTLY_SHARED, TEXTURE = 0.15, 0.5, 5.0
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,18 @@ class NoiseEstimate:
         level: what a denoiser made for white noise is to be told, so that it removes this noise.
         white: standard deviation of the noise if it is white, as `estimate_sigma` has it.
         jpeg: strength of the last JPEG compression: 0.5 for quality 75, 0.2 for 90, 0 for none.
+        by_channel: the level for a denoiser that takes the channels one by one; None for the same.
     """
 
     level: float
     white: float
     jpeg: float
+    by_channel: float | None = None
+
+    @property
+    def one_by_one(self) -> NoiseEstimate:
+        """The same for a denoiser that takes the channels one by one."""
+        return self if self.by_channel is None else replace(self, level=self.by_channel)
 
     @property
     def is_correlated(self) -> bool:
@@ -87,7 +96,8 @@ def estimate_noise(image: images.ImageLike) -> NoiseEstimate:
       of the compression (`nlrn.noise.jpeg`), 8.7 at quality 75;
     - where color has hardly any fine noise, as JPEG, WebP and AVIF leave it when they halve color,
       the channels share what is left, and a denoiser that expects noise of their own takes it for
-      detail. It is to be told the level at which their mean would have as much, root of 3 times.
+      detail. It is to be told the level at which their mean would have as much, root of 3 times;
+      not so one that takes the channels one by one (`NoiseEstimate.one_by_one`).
 
     For white noise the level is that of `estimate_sigma`.
 
@@ -110,17 +120,29 @@ def _estimate(pixels: np.ndarray) -> NoiseEstimate:
         jpeg_level *= GRAY_SHARE
     white = 255 * _median([c.sigma for c in channels])
     level = max(255 * _median([c.level for c in channels]), jpeg_level)
-    return NoiseEstimate(max(level, _shared_level(pixels, white)), white, strength)
+    shared = _shared_level(pixels, white)
+    if shared <= level:
+        return NoiseEstimate(level, white, strength)
+    return NoiseEstimate(shared, white, strength, by_channel=level)
 
 
 def _shared_level(pixels: np.ndarray, white: float) -> float:
     """The level to tell where the channels of [H, W, 3] share their noise of that level, else 0."""
     if pixels.ndim == 2 or pixels.shape[2] != 3:
         return 0.0
-    difference = (pixels[..., 0] - pixels[..., 1]) / np.sqrt(2)
-    if 255 * estimate_channel(difference).sigma >= SHARED * white:
-        return 0.0
-    return 255 * np.sqrt(3) * estimate_channel(pixels @ LUMA).sigma
+    red, green, blue = np.moveaxis(pixels, 2, 0)
+    black, blown = pixels.max(2) <= 0, pixels.min(2) >= 1
+    dead = black | blown  # no noise is left there, of color or of brightness
+    most = white * (MOSTLY_SHARED if white > TEXTURE else SHARED)
+    for one, other in ((red, green), (blue, green)):
+        color = 255 * white_noise_where((one - other) / math.sqrt(2), dead, Bounds(-np.inf, np.inf))
+        if not color < most:  # nor where there is none to be seen
+            return 0.0
+    shares = map(float, LUMA)  # which leave float32 what it is
+    brightness = sum(s * channel for s, channel in zip(shares, (red, green, blue), strict=True))
+    bounds = Bounds(0.0 if black.any() else -np.inf, 1.0 if blown.any() else np.inf)
+    found = 255 * math.sqrt(3) * white_noise_where(brightness, dead, bounds)
+    return found if found > 0 else 0.0
 
 
 def _pixels(image: images.ImageLike) -> np.ndarray:

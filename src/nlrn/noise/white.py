@@ -63,6 +63,16 @@ def estimate_channel(channel: np.ndarray) -> ChannelNoise:
     return noise_in(patches, *bounds, may_be_smoothed=channel.size >= ENOUGH_PIXELS)
 
 
+def white_noise_where(channel: np.ndarray, dead: np.ndarray, bounds: Bounds) -> float:
+    """Standard deviation of white noise in a channel [H, W], but for pixels that are dead [H, W].
+
+    NaN where hardly any others are left.
+    """
+    alive = _patches(dead, MAX_PATCHES).mean(axis=1) < 0.1
+    patches = _patches(channel, MAX_PATCHES)[alive]
+    return noise_in(patches, *bounds).sigma if len(patches) >= MIN_PATCHES else np.nan
+
+
 def clipped_to(channel: np.ndarray) -> Bounds:
     """The ends of [0, 1] that a channel [H, W] reaches without going beyond."""
     low = 0.0 if channel.min() == 0 else -np.inf

@@ -93,6 +93,9 @@ class ClassicDenoiser(nn.Module):
         """The image without its noise; alpha and metadata stay. Arguments as `Denoiser.restore`."""
         strength = self.strength if strength is None else check_strength(strength)
         noise = noise_of(image, self.sigma if sigma is None else sigma)
+        noise = (
+            noise if self.method == "bm3d" else noise.one_by_one
+        )  # it rotates color, they do not
         level, facts = noise.level, noise_facts(noise) | {"method": self.method}
         if strength == 0 or level == 0:
             return Restored(at_strength(image, None, strength), facts)

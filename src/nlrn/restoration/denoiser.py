@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -141,23 +142,21 @@ class Denoiser(nn.Module):
         asked = self.sigma if sigma is None else sigma
         by_map = is_map(asked)
         noise = noise_of(image, None if by_map else asked)
-        level = noise.level
         tone = tone_for(image.pixels, tone)
         channels = 3 if image.pixels.ndim == 3 and tone is None else 1
         name = self.choice_for(channels).model
-        facts = noise_facts(noise) | {"method": "nlrn", "model": name}
-        if strength == 0 or (level == 0 and not by_map):
-            return Restored(at_strength(image, None, strength), facts)
+        facts: dict[str, Any] = {"method": "nlrn", "model": name}
+        if strength == 0 or (noise.level == 0 and not by_map):
+            return Restored(at_strength(image, None, strength), noise_facts(noise) | facts)
         engine, shape = self.engine_for(channels), image.pixels.shape
         planes = channels if engine.network.in_channels == 1 else 1
         if planes > 1:
-            facts["by_channel"] = True
+            noise, facts["by_channel"] = noise.one_by_one, True
+        level, facts = noise.level, noise_facts(noise) | facts
         if by_map:
             _check_takes_map(engine.network)
         announce_time(engine, (image.height, image.width), planes, announce)
         noisy = to_batch(without_hidden(image), engine.device_for(), COPIES)
-        low, high = range_of(noisy, level)
-        _warn_of_level(engine.network, level / (high - low))
         shown, axis, strongest = noisy, torch.ones(()), 1.0
         if tone is not None:
             axis = torch.from_numpy(tone.axis).to(noisy).reshape(1, 3, 1, 1)
@@ -168,6 +167,7 @@ class Denoiser(nn.Module):
             every = strongest * levels
             low, high = float(every.min()), float(every.max())
             facts |= {"sigma": round(float(every.mean()), 2), "sigma_range": [low, high]}
+        _warn_of_level(engine.network, shown, levels, strongest)
         given = _given(engine.network, shown, levels)
         clean = noisy - axis * given.removed(engine(given.input, progress))
         full = clean[0].permute(1, 2, 0).reshape(shape).contiguous().cpu().numpy()
@@ -273,15 +273,28 @@ def _but_flat(planes: Tensor, removed: Tensor) -> Tensor:
     return removed.masked_fill(flat, 0.0)
 
 
-def _warn_of_level(network: Network, sigma: float) -> None:
-    """Warns if the noise is weaker or stronger than what the network is good at."""
+def _warn_of_level(network: Network, x: Tensor, level: float | Tensor, strongest: float) -> None:
+    """Warns if the noise is weaker or stronger than what the network is good at.
+
+    Args:
+        network: what is to remove it.
+        x: [B, C, H, W], with noise of that level on the 0..255 scale.
+        level: one, or [B, 1, H, W].
+        strongest: how many times as much the picture has that x is the gray one of.
+    """
     trained, levels = network.card.sigma, network.card.sigma_range
-    if levels is not None and sigma > levels[1]:
+    most = float(level.max()) if isinstance(level, Tensor) else level
+    low, high = range_of(x, most)
+    told = most / (high - low)
+    if network.in_channels > x.shape[1]:
+        told *= math.sqrt(3)  # see `in_color`
+    sigma = strongest * most
+    if levels is not None and told > levels[1]:
         warn(
-            f"noise of sigma {sigma:.3g} is more than the {levels[1]:g} that this model was "
-            "trained for: little detail will be left"
+            f"noise of sigma {sigma:.3g} is more than this model was trained for, up to "
+            f"{levels[1]:g}: little detail will be left"
         )
-    elif trained and not network.takes_noise_map and sigma < WEAK_NOISE * trained:
+    elif trained and not network.takes_noise_map and told < WEAK_NOISE * trained:
         warn(
             f"noise of sigma {sigma:.3g} is weak for this model, made for {trained:g}: some is "
             "left, so that no detail is lost; denoise-gray, for all levels, removes more"

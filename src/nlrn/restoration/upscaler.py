@@ -135,7 +135,8 @@ class Upscaler(nn.Module):
         it is enlarged by 2 and shrunk.
 
         Where nothing varies nothing is changed: white stays white also at the edges, where the
-        network alone is off by a level or two. Gray stays gray.
+        network alone is off by a level or two. Gray stays gray. Of networks that enlarge, what is
+        near in the image bounds values and changes of color.
 
         Args:
             image: what to enlarge.
@@ -183,8 +184,9 @@ class Upscaler(nn.Module):
             large = low + (high - low) * large
         if is_gray:
             large, planes = large.mean(1, keepdim=True), planes[:, :1]
-        _bound(large, planes, factor)
-        large = large.mean(1).expand(len(batch[0]), -1, -1) if is_gray else large.flatten(0, 1)
+        # A network of one channel has taken red, green and blue as three images.
+        large, planes = (x.reshape(1, -1, *x.shape[2:]) for x in (large, planes))
+        large = _bound(large, planes, factor)[0].expand(len(batch[0]), -1, -1)
         size = (*large.shape[1:], *colors.shape[2:])
         return large.permute(1, 2, 0).reshape(size).contiguous(), opacity
 
@@ -252,7 +254,9 @@ def _bound(large: Tensor, small: Tensor, factor: int) -> Tensor:
             smooth = enlarge(here, factor)[:, :, factor * band.start : factor * band.stop]
             change = result - smooth
             brightness = change.mean(1, keepdim=True)
-            change = torch.minimum(torch.maximum(change - brightness, -most), most)
+            change -= brightness
+            largest = change.abs().amax(1, keepdim=True)
+            change *= torch.where(largest > most, most / largest, 1)
             result.copy_(smooth + brightness + change)
         high, low = (sign * _largest(sign * here, VALUE_REACH)[:, :, band] for sign in (1, -1))
         slack = factor * (high - low)
