@@ -24,7 +24,6 @@ OURS = ("BM3D", "WNNM", "NLRN", "NLRN-MV", "NLRN-400", "NLRN-300", "NLRN-300-MV"
 MISSING = """
 denoise-bsd400 BSD68 15,50 WNNM
 denoise-bsd400 Urban100 15,25,50 WNNM
-denoise-bsd300 S14 70 WNNM
 denoise-bsd300 BSD200-half 30,50,70 WNNM,NLRN,NLRN-MV
 denoise-bsd300 Urban100 30,70 BM3D
 denoise-bsd300 Urban100 30,50,70 WNNM,NLRN-MV
