@@ -4,6 +4,7 @@ import dataclasses
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,7 +152,7 @@ def test_who_takes_channels_one_by_one_is_told_the_level_of_one():
     image = images.Image(grainy(20, 95)[:80, :90])
     found = estimate_noise(image.pixels)
     assert found.is_correlated and found.one_by_one.level == found.by_channel == found.white
-    told = {
+    told: dict[str, Any] = {
         "color": nlrn.Denoiser(quality="fast"),
         "gray": nlrn.Denoiser("denoise-gray-fast"),
         "bm3d": nlrn.ClassicDenoiser("bm3d"),
